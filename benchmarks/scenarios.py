@@ -32,7 +32,6 @@ from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.infer.layouts import layout_of
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.model_info import ModelInfo
 from normscope.models.load.tokenizer_loading import TokenNames
 from normscope.models.observe.observer import Observer
 from normscope.models.sites.layout import ModelLayout
@@ -356,8 +355,7 @@ def analysing(model: PreTrainedModel, batch: Batch, measured: Sequence[Analysis]
     """
     layout = layout_of(model.config)
     layers = list(range(1, model.config.num_hidden_layers + 1))
-    info = ModelInfo.of("", model.config, layout)
-    needs = [analysis.requirements(analysis.options, info) for analysis in measured]
+    needs = [analysis.requirements(analysis.options, layout) for analysis in measured]
     hidden = [0, *layers] if any(each.hidden for each in needs) else ()
     observer = Observer(model, layout, layers, hidden, feed_forward=any(each.feed_forward for each in needs))
 

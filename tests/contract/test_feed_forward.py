@@ -11,10 +11,9 @@ from normscope.analyses.base import Requirements
 from normscope.analyses.registry import analyses
 from normscope.errors import InputError
 from normscope.maths.normalisation import Normalisation
-from normscope.models.load.model_info import ModelInfo
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.observer import Observer
-from normscope.models.options import ModelStack
+from normscope.models.options import ModelOptions, ModelStack
 from normscope.models.prove.verification import BOUNDS, verify
 from normscope.running.plan import _refuse_missing_feed_forward
 from tests.oracles.networks import NetworkBlock, form_of, network_blocks
@@ -387,6 +386,6 @@ def test_every_norm_is_proved_by_what_it_does(model_type, path, part, wrong):
 
 def test_a_decoder_without_a_network_says_so():
     needs = {analyses()["feedforward"].load(): Requirements(feed_forward=True)}
-    model = ModelInfo("marian", 2, 4, 8, has_feed_forward=False, layout=layout_of("marian", "decoder"))
+    model = ModelOptions(name="marian", stack=ModelStack.decoder, seed=0)
     with pytest.raises(InputError, match=r"analysis=feedforward needs the feed-forward network, but a decoder's"):
-        _refuse_missing_feed_forward(needs, ModelStack.decoder, model)
+        _refuse_missing_feed_forward(needs, model, layout_of("marian", "decoder"))

@@ -300,7 +300,7 @@ def test_a_bottleneck_that_mixes_tokens_is_refused():
     layout = layout_of_model(model)
     bottleneck = model.encoder.layer[1].bottleneck.input
     bottleneck.dense = Mixed(bottleneck.dense).eval()
-    with pytest.raises(InputError, match="the input of a token when other tokens change of layer 2 differs by"):
+    with pytest.raises(InputError, match="when other tokens change, the input of a token of layer 2 differs by"):
         verify(model, layout, "mobilebert")
 
 
@@ -364,7 +364,7 @@ def test_values_that_mix_tokens_are_refused():
     layout = layout_of_model(model)
     attention = model.layers[1].self_attn
     attention.kv_b_proj = Mixed(attention.kv_b_proj).eval()
-    with pytest.raises(InputError, match="the value of a token when other tokens change of layer 2 differs by"):
+    with pytest.raises(InputError, match="when other tokens change, the value of a token of layer 2 differs by"):
         verify(model, layout, "youtu")
 
 

@@ -402,6 +402,29 @@ def test_networks_that_mix_tokens_are_refused():
     refused(model.double(), "layer 1 mixes tokens after attention as well")
 
 
+class Pointwise(own_models.Block):
+    """A network of convolutions of width 1, which are linear layers."""
+
+    def __init__(self):
+        super().__init__(flash=True, bias=True)
+        size = own_models.D
+        self.mlp = nn.Sequential(nn.Conv1d(size, 2 * size, 1), nn.GELU(), nn.Conv1d(2 * size, size, 1))
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x).transpose(1, 2)).transpose(1, 2)
+
+
+def test_the_convolutions_of_a_wrapped_model_stay_its_own():
+    """Only the copy has linear layers in their place."""
+    model = own_models.NanoGPT()
+    model.transformer.h = nn.ModuleList(Pointwise() for _ in range(2))
+    model = model.double().eval()
+    names = list(model.state_dict())
+    assert normscope.wrap(model).layers_verification.error < 1e-9
+    assert list(model.state_dict()) == names
+
+
 class OwnNorm(nn.Module):
     """A norm with names of its own, which adds ε to the standard deviation, as in the Annotated Transformer."""
 

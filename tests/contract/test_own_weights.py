@@ -81,7 +81,7 @@ def test_weights_without_a_dimension_are_those_of_a_model_whose_keys_lack_it(fam
 @pytest.mark.parametrize("family", OWN)
 def test_a_wrong_scale_is_noticed(family, monkeypatch):
     monkeypatch.setattr(BlockModules, "own_scale", 1.029 * 6**-0.5)
-    with pytest.raises(InputError, match=r"the weights from query, key and scale of layer 1 differs by \d"):
+    with pytest.raises(InputError, match=r"the attention weight from query, key and scale of layer 1 differs by \d"):
         verify(tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family), family)
 
 
@@ -99,7 +99,7 @@ def test_wrong_queries_and_keys_are_noticed(family, part, monkeypatch):
         )
 
     monkeypatch.setattr(LayerCapture, "block", swapped)
-    with pytest.raises(InputError, match=r"the (key|weights from query, key and scale) of layer 1 differs"):
+    with pytest.raises(InputError, match=r"the (key|attention weight from query, key and scale) of layer 1 differs"):
         verify(tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family), family)
 
 
@@ -113,7 +113,7 @@ def test_biases_of_the_queries_are_noticed(family, monkeypatch):
         return dataclasses.replace(block, alpha=dataclasses.replace(block.alpha, query=query))
 
     monkeypatch.setattr(LayerCapture, "block", without_bias)
-    with pytest.raises(InputError, match=r"the weights from query, key and scale of layer 1 differs"):
+    with pytest.raises(InputError, match=r"the attention weight from query, key and scale of layer 1 differs"):
         verify(tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family), family)
 
 

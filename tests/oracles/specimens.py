@@ -26,7 +26,6 @@ from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.token_texts import Vocabulary
 from normscope.models.load.interventions import InterventionRunner
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.model_info import ModelInfo
 from normscope.models.load.task_heads import Head
 from normscope.models.observe.observer import Observer
 from normscope.results.parts import rolled_up
@@ -111,7 +110,7 @@ class Specimen:
 
     def findings(self, name: str, chosen: Any, layers: Sequence[int], categories: Sequence[str], **more: Any) -> Result:
         """What an analysis publishes."""
-        needs = analyses()[name].load().requirements(chosen, ModelInfo("tiny", self.loaded.layers, 1, 1))
+        needs = analyses()[name].load().requirements(chosen, self.loaded.layout)
         observer = Observer(
             self.loaded.model,
             self.loaded.layout,

@@ -25,7 +25,6 @@ from normscope.attribution.readouts import (
 from normscope.errors import InputError
 from normscope.maths.choices import AttentionRule, Pooling, ReadoutTarget, ValueBias
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.model_info import ModelInfo
 from normscope.models.load.task_heads import Head
 from normscope.running.options import RunOptions
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model
@@ -120,9 +119,8 @@ def test_losses_are_those_of_tokens_that_remain():
     ],
 )
 def test_what_is_not_defined_says_so_before_anything_is_loaded(family, stack, options, message):
-    info = ModelInfo("tiny", 3, 4, 12, layout=layout_of(family, stack))
     with pytest.raises(InputError, match=re.escape(message)) as error:
-        AttributionAnalysis.requirements(AttributionOptions(seed=0, **options), info)
+        AttributionAnalysis.requirements(AttributionOptions(seed=0, **options), layout_of(family, stack))
     assert str(error.value).startswith("analysis=attribution: ")
     assert "\n" not in str(error.value)
 
@@ -138,17 +136,17 @@ def test_what_is_not_defined_says_so_before_anything_is_loaded(family, stack, op
     ],
 )
 def test_what_translations_do_not_have_is_refused(options, message):
-    info = ModelInfo("tiny", 3, 4, 12, is_cross_attention=True, layout=layout_of("marian", "cross"))
+    layout = layout_of("marian", "cross")
     with pytest.raises(InputError, match=re.escape(f"analysis.attribution.{message}")) as error:
-        AttributionAnalysis.requirements(AttributionOptions(seed=0, **options), info)
+        AttributionAnalysis.requirements(AttributionOptions(seed=0, **options), layout)
     assert "model.stack=encoder" in str(error.value)
-    assert AttributionAnalysis.requirements(AttributionOptions(seed=0), info).resources
+    assert AttributionAnalysis.requirements(AttributionOptions(seed=0), layout).resources
 
 
 @pytest.mark.parametrize(("family", "maps"), [("bert", 6), ("gpt2", 5), ("deberta-v2", 1), ("marian", 6)])
 def test_by_default_all_maps_that_a_family_defines(family, maps):
-    info = ModelInfo("tiny", 3, 4, 12, layout=layout_of(family, "encoder" if family == "marian" else None))
-    assert AttributionAnalysis.requirements(AttributionOptions(seed=0), info).token_maps == maps
+    layout = layout_of(family, "encoder" if family == "marian" else None)
+    assert AttributionAnalysis.requirements(AttributionOptions(seed=0), layout).token_maps == maps
 
 
 def test_scores_that_follow_attention_weights_join_the_default_methods():

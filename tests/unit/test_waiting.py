@@ -29,7 +29,6 @@ from normscope.data.examples import ROOT, Annotation
 from normscope.data.token_sequence import AnnotatedSentence
 from normscope.data.words import NO_WORD
 from normscope.models.infer.stacks import ObservedStack
-from normscope.models.load.model_info import ModelInfo
 from normscope.models.observe.observer import Observer
 from normscope.models.sites.block_modules import bind_blocks
 from normscope.models.stored import stored_weights
@@ -80,8 +79,7 @@ def moved(weights):
 def run(monkeypatch, model, layout, measured, batch):
     """Run a batch through analyses of a model on the `meta` device, up to the last layer."""
     layers = range(1, 1 + len(bind_blocks(model, layout)))
-    info = ModelInfo.of("", model.config, layout)
-    needs = [analysis.requirements(analysis.options, info) for analysis in measured]
+    needs = [analysis.requirements(analysis.options, layout) for analysis in measured]
     hidden = [0, *layers] if any(each.hidden for each in needs) else ()
     observer = Observer(model, layout, layers, hidden, feed_forward=any(each.feed_forward for each in needs))
     with observer:  # what is learned once, such as whether a norm centres

@@ -25,7 +25,7 @@ from normscope.errors import InputError
 from normscope.maths.norms import pair_norms, weighted_norms
 from normscope.maths.tensors import to_device
 from normscope.models.blocks.block import AttentionBlock
-from normscope.models.load.model_info import ModelInfo
+from normscope.models.sites.layout import ModelLayout
 from normscope.results.figures import Figure, Heatmaps, Scatter, WordMaps
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
@@ -89,7 +89,7 @@ class AlignmentAnalysis(Analysis):
         }
 
     @classmethod
-    def requirements(cls, options: AlignmentOptions, _model: ModelInfo) -> Requirements:
+    def requirements(cls, options: AlignmentOptions, _layout: ModelLayout) -> Requirements:
         """The words of both sides, and the reference alignments."""
         return Requirements(
             vectors_of_keys=True, words=SEGMENTERS[options.words], resources={REFERENCE: ReferenceResource(options)}

@@ -49,7 +49,7 @@ from normscope.errors import InputError
 from normscope.maths.choices import AttentionRule, ReadoutTarget
 from normscope.maths.words import WordGroups
 from normscope.models.load.interventions import InterventionRunner
-from normscope.models.load.model_info import ModelInfo
+from normscope.models.sites.layout import ModelLayout
 from normscope.results.figures import Dots, Figure, Heatmaps, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
@@ -79,20 +79,18 @@ class AttributionAnalysis(Analysis):
         self.accumulators = {"sample": self._sample}
 
     @classmethod
-    def requirements(cls, options: AttributionOptions, model: ModelInfo) -> Requirements:
+    def requirements(cls, options: AttributionOptions, layout: ModelLayout) -> Requirements:
         """The feed-forward networks, and the classifier if there is one; for translations, a sample of them.
 
         Raises:
             InputError: If a method is not defined for the model's family, or an option is not defined for translations.
         """
-        if model.is_cross_attention:
+        if layout.is_cross_attention:
             return requirements_of_translations(options)
-        maps = 0
-        if model.layout is not None:
-            try:
-                maps = len(defined_methods(model.layout, methods_of(options)[0], MapStage(str(options.stage))))
-            except InputError as error:
-                raise InputError(f"analysis=attribution: {error}") from error
+        try:
+            maps = len(defined_methods(layout, methods_of(options)[0], MapStage(str(options.stage))))
+        except InputError as error:
+            raise InputError(f"analysis=attribution: {error}") from error
         pairs = {}
         if options.target is ReadoutTarget.answer:
             pairs[PAIRS] = SampledPairs(

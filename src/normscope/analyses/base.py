@@ -26,8 +26,8 @@ from normscope.maths.tensors import to_device
 from normscope.models.blocks.block import AttentionBlock, BlockParameters
 from normscope.models.infer.stacks import ObservedStack
 from normscope.models.load.interventions import InterventionRunner
-from normscope.models.load.model_info import ModelInfo
 from normscope.models.observe.feed_forward import FeedForwardBlock
+from normscope.models.sites.layout import ModelLayout
 from normscope.results.result import Result
 from normscope.statistics.accumulator import Accumulator
 
@@ -104,7 +104,7 @@ class AnalysisContext:
     dtype: torch.dtype = torch.float32
     """The type in which the model computes."""
     has_feed_forward: bool = True
-    """Whether a feed-forward network follows the attention of a layer; see `ModelInfo`."""
+    """Whether a feed-forward network follows the attention of every layer; see `ModelLayout.has_networks`."""
     has_experts: bool = False
     """Whether feed-forward networks are mixtures of experts, whose routing decompositions hold."""
     options: Sequence[AnalysisConfig] = ()
@@ -211,7 +211,7 @@ class Analysis(abc.ABC):
         self.accumulators = {}
 
     @classmethod
-    def requirements(cls, _options: Any, _model: ModelInfo) -> Requirements:
+    def requirements(cls, _options: Any, _layout: ModelLayout) -> Requirements:
         """What the analysis needs, given its options and the model. Called before the weights are loaded."""
         return Requirements()
 

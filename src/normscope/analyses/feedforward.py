@@ -27,8 +27,8 @@ from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import ratio
 from normscope.maths.shares import layer_shares
 from normscope.models.load.interventions import InterventionRunner
-from normscope.models.load.model_info import ModelInfo
 from normscope.models.observe.feed_forward import FeedForwardBlock
+from normscope.models.sites.layout import ModelLayout
 from normscope.results.figures import Figure, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
@@ -68,7 +68,7 @@ class FeedForwardAnalysis(Analysis):
         self.accumulators = {**self._ratios.accumulators, "sample": self._sample}
 
     @classmethod
-    def requirements(cls, _options: FeedForwardOptions, _model: ModelInfo) -> Requirements:
+    def requirements(cls, _options: FeedForwardOptions, _layout: ModelLayout) -> Requirements:
         """The feed-forward networks."""
         return Requirements(feed_forward=True, vectors_of_keys=True)
 

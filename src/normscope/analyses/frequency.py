@@ -26,7 +26,7 @@ from normscope.data.token_frequencies import TokenCounter, TokenFrequencies, con
 from normscope.maths.mixing import Method
 from normscope.maths.tensors import to_device
 from normscope.models.blocks.block import AttentionBlock
-from normscope.models.load.model_info import ModelInfo
+from normscope.models.sites.layout import ModelLayout
 from normscope.results.figures import Figure, Scatter
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
@@ -155,7 +155,7 @@ class FrequencyAnalysis(Analysis):
         """Sums over the layers of the current batch."""
 
     @classmethod
-    def requirements(cls, options: FrequencyOptions, _model: ModelInfo) -> Requirements:
+    def requirements(cls, options: FrequencyOptions, _layout: ModelLayout) -> Requirements:
         """The frequency of every token."""
         return Requirements(vectors_of_keys=True, resources={FREQUENCIES: TokenFrequencyResource(options)})
 

@@ -22,7 +22,7 @@ from normscope.data.categories import ALL
 from normscope.maths.norms import expansion_rate
 from normscope.maths.tensors import lengthened
 from normscope.models.blocks.block import NOT_LINEAR, AttentionBlock
-from normscope.models.load.model_info import ModelInfo
+from normscope.models.sites.layout import ModelLayout
 from normscope.results.codes import category_name
 from normscope.results.figures import Figure, Heatmaps, Lines, Scatter
 from normscope.results.findings import Sentence, Summary
@@ -85,7 +85,7 @@ class NormsAnalysis(Analysis):
         }
 
     @classmethod
-    def requirements(cls, _options: NormsOptions, _model: ModelInfo) -> Requirements:
+    def requirements(cls, _options: NormsOptions, _layout: ModelLayout) -> Requirements:
         """One vector f(x) for each key."""
         return Requirements(vectors_of_keys=True)
 

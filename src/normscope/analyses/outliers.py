@@ -15,7 +15,7 @@ from normscope.analyses.declarations.outliers import OUTLIERS, OutlierCriterion,
 from normscope.analyses.hidden_moments import HiddenMoments, HiddenSummary
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
-from normscope.models.load.model_info import ModelInfo
+from normscope.models.sites.layout import ModelLayout
 from normscope.results.figures import Figure, Lines, Profiles
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
@@ -40,7 +40,7 @@ class OutliersAnalysis(Analysis):
         self.accumulators = {"moments": self._moments.accumulator}
 
     @classmethod
-    def requirements(cls, _options: OutliersOptions, _model: ModelInfo) -> Requirements:
+    def requirements(cls, _options: OutliersOptions, _layout: ModelLayout) -> Requirements:
         """Hidden vectors."""
         return Requirements(hidden=True)
 

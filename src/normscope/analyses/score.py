@@ -35,7 +35,7 @@ from normscope.maths.scores import (
 from normscope.maths.tensors import lengthened
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.load.interventions import InterventionRunner
-from normscope.models.load.model_info import ModelInfo
+from normscope.models.sites.layout import ModelLayout
 from normscope.results.axes import TOGETHER
 from normscope.results.codes import category_name
 from normscope.results.figures import Figure, Heatmaps, Lines, Profiles
@@ -77,7 +77,7 @@ class ScoreAnalysis(Analysis):
         }
 
     @classmethod
-    def requirements(cls, _options: ScoreOptions, _model: ModelInfo) -> Requirements:
+    def requirements(cls, _options: ScoreOptions, _layout: ModelLayout) -> Requirements:
         """W_K, and the hidden vectors, from which the outlier dimensions are determined."""
         return Requirements(hidden=True, weights_of_keys=True)
 

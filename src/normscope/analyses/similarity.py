@@ -30,7 +30,7 @@ from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.maths.tensors import to_device
 from normscope.models.load.interventions import InterventionRunner
-from normscope.models.load.model_info import ModelInfo
+from normscope.models.sites.layout import ModelLayout
 from normscope.results.codes import category_name
 from normscope.results.figures import Figure, Lines, WordMaps
 from normscope.results.findings import Sentence, Summary
@@ -83,14 +83,14 @@ class SimilarityAnalysis(Analysis):
             self.accumulators |= {"cells": self._cells, **self._maps.accumulators}
 
     @classmethod
-    def requirements(cls, options: SimilarityOptions, model: ModelInfo) -> Requirements:
+    def requirements(cls, options: SimilarityOptions, layout: ModelLayout) -> Requirements:
         """Pairs of texts.
 
         Raises:
             InputError: If vectors cannot be followed through all layers.
         """
-        if model.layout is not None and model.layout.stack is None:
-            check_followed(model.layout)
+        if layout.stack is None:
+            check_followed(layout)
         return Requirements(pairs=True, keeps_layers=True, prompts=functools.partial(_prompts, options))
 
     def end_batch(self, batch: Batch) -> None:

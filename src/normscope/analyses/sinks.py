@@ -26,7 +26,7 @@ from normscope.maths.massive import largest_magnitudes
 from normscope.maths.sinks import importance, queries_of_keys
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.load.interventions import InterventionRunner
-from normscope.models.load.model_info import ModelInfo
+from normscope.models.sites.layout import ModelLayout
 from normscope.results.codes import category_name
 from normscope.results.figures import Figure, Heatmaps, Lines
 from normscope.results.findings import Sentence, Summary
@@ -80,7 +80,7 @@ class SinksAnalysis(Analysis):
         }
 
     @classmethod
-    def requirements(cls, options: SinksOptions, _model: ModelInfo) -> Requirements:
+    def requirements(cls, options: SinksOptions, _layout: ModelLayout) -> Requirements:
         """The hidden vectors, and the head whose loss massive activations may decide."""
         return Requirements(hidden=True, language_head=options.ablation)
 

@@ -25,8 +25,8 @@ from normscope.errors import InputError
 from normscope.maths.tensors import lengthened
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.blocks.word_block import WordBlock
-from normscope.models.load.model_info import ModelInfo
 from normscope.models.observe.feed_forward import FeedForwardBlock
+from normscope.models.sites.layout import ModelLayout
 from normscope.results.figures import Dots, Figure, Heatmaps
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
@@ -100,10 +100,10 @@ class SyntaxAnalysis(Analysis):
         }
 
     @classmethod
-    def requirements(cls, options: SyntaxOptions, model: ModelInfo) -> Requirements:
+    def requirements(cls, options: SyntaxOptions, layout: ModelLayout) -> Requirements:
         """The treebank, and feed-forward networks where there are any."""
         return Requirements(
-            vectors_of_keys=True, feed_forward=model.has_feed_forward, resources={TREEBANK: TreebankResource(options)}
+            vectors_of_keys=True, feed_forward=layout.has_networks, resources={TREEBANK: TreebankResource(options)}
         )
 
     def start_batch(self, batch: Batch) -> None:

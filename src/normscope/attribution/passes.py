@@ -27,7 +27,7 @@ from normscope.models.observe.attention_function import attention_by
 from normscope.models.observe.identities import bound_of
 from normscope.models.observe.untouched import reference_attention
 from normscope.models.sites.block_modules import bind_blocks
-from normscope.models.sites.layer_hooks import check_cancelled, layer_hooks, vectors_in, with_vectors
+from normscope.models.sites.layer_hooks import check_cancelled, layer_hooks, vectors_from, vectors_in, with_vectors
 from normscope.models.sites.layout import ModelLayout
 from normscope.models.stored.model_code import model_code
 from normscope.models.stored.stored_weights import is_offloaded
@@ -506,7 +506,7 @@ class _Carrier:
 
     def leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """The vectors that leave a layer."""
-        vectors = output[0] if isinstance(output, tuple | list) else output
+        vectors = vectors_from(output)
         if kind_of(vectors) is not Kind.LINEAR:
             return
         with torch._C.DisableTorchFunction():
@@ -705,7 +705,7 @@ class _Recorder:
 
     def _leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         self._in_layer = False
-        self._last = output[0] if isinstance(output, tuple | list) else output
+        self._last = vectors_from(output)
 
     def values(self, values: Tensor) -> Tensor:
         """Take what attention adds up in a layer."""

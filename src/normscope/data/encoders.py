@@ -1,11 +1,11 @@
-"""One encoder for each kind of example: texts and pairs, annotated sentences, compared pairs, translations.
+"""One encoder for each kind of example: texts, pairs and annotated sentences; compared pairs; translations.
 
 That of conversations is in `conversations`, which only they need.
 """
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -13,9 +13,9 @@ from transformers.tokenization_utils_base import BatchEncoding, PreTrainedTokeni
 
 from normscope.data.examples import Annotation, CorpusCounts, Example
 from normscope.data.token_sequence import AnnotatedSentence, Segmenter, Sequences, TokenSequence
-from normscope.data.translations import Translations
 from normscope.data.units import Units
 from normscope.data.words import token_words, unit_numbers
+from normscope.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,41 +38,13 @@ class ExampleEncoder(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class AnnotatedSentences:
-    """Sentences whose words are annotated: each token has the word that it spells."""
-
-    column: str | None
-    """The column of the words that gives tokens their categories, if one does."""
-    with_units: bool
-
-    def encoded(self, example: Example, annotation: Annotation, sequences: Sequences) -> TokenSequence:
-        """One sentence."""
-        tokenizer, longest = sequences.tokenizer, sequences.max_length
-        encoded = token_words(tokenizer, example.text, annotation.spans)
-        cut = example.shortened
-        if longest is not None and len(encoded.input_ids) > longest:
-            encoded, cut = token_words(tokenizer, example.text, annotation.spans, longest=longest), True
-        ids, words, owners = encoded
-        inherited = None
-        if self.column is not None:
-            inherited = sequences.categories.of_words(words, annotation.columns[self.column])
-        return dataclasses.replace(
-            sequences.of_one_text(ids, cut=cut),
-            words=words,
-            units=unit_numbers(words.tolist()) if self.with_units else None,
-            row=example.row,
-            inherited=inherited,
-            sentence=AnnotatedSentence(annotation, tuple(owners)),
-        )
-
-
-@dataclasses.dataclass(frozen=True)
 class Texts(ExampleEncoder):
     """Texts, and pairs in one sequence; annotated sentences among them have the words of their tokens."""
 
     units: Units | None
     """Assigns tokens to words, if words are measured."""
-    annotated: AnnotatedSentences
+    column: str | None
+    """The column of annotated words that gives tokens their categories, if one does."""
     stride: int | None
     """Overlap of windows; None truncates texts that are too long."""
     first_alone: bool
@@ -91,7 +63,7 @@ class Texts(ExampleEncoder):
             )
             examples = [dataclasses.replace(example, text_pair=None, links=None) for example in examples]
         sequences: dict[int, list[TokenSequence]] = {
-            index: [self.annotated.encoded(example, example.annotation, self.sequences)]
+            index: [self._annotated(example, example.annotation)]
             for index, example in enumerate(examples)
             if example.annotation is not None and example.text_pair is None and self.stride is None
         }
@@ -106,6 +78,26 @@ class Texts(ExampleEncoder):
                 encoded = self.tokenized([examples[index] for index in positions], paired)
                 sequences.update(zip(positions, encoded, strict=True))
         return self.sequences.with_text([sequences[index] for index in range(len(examples))], counts)
+
+    def _annotated(self, example: Example, annotation: Annotation) -> TokenSequence:
+        """A sentence whose words are annotated: each token has the word that it spells."""
+        tokenizer, longest = self.sequences.tokenizer, self.sequences.max_length
+        encoded = token_words(tokenizer, example.text, annotation.spans)
+        cut = example.shortened
+        if longest is not None and len(encoded.input_ids) > longest:
+            encoded, cut = token_words(tokenizer, example.text, annotation.spans, longest=longest), True
+        ids, words, owners = encoded
+        inherited = None
+        if self.column is not None:
+            inherited = self.sequences.categories.of_words(words, annotation.columns[self.column])
+        return dataclasses.replace(
+            self.sequences.of_one_text(ids, cut=cut),
+            words=words,
+            units=None if self.units is None else unit_numbers(words.tolist()),
+            row=example.row,
+            inherited=inherited,
+            sentence=AnnotatedSentence(annotation, tuple(owners)),
+        )
 
     def tokenized(self, examples: Sequence[Example], paired: bool) -> list[list[TokenSequence]]:
         """The sequences of each example, whether or not they contain text: texts alone, or all in pairs."""
@@ -215,19 +207,10 @@ def prompt_length(tokenizer: PreTrainedTokenizerBase, prompt: str) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class ComparedPairs(ExampleEncoder):
+class ComparedPairs(Texts):
     """The first texts of pairs, each with the second, as sequences of their own."""
 
-    texts: Texts
-    prompts: Prompts = NO_PROMPTS
-
-    def changed(self, sequences: Sequences) -> Self:
-        """The same with another masking."""
-        return dataclasses.replace(self, sequences=sequences, texts=self.texts.changed(sequences))
-
-    def whole(self, sequences: Sequences) -> Self:
-        """The same with another maximum length."""
-        return dataclasses.replace(self, sequences=sequences, texts=self.texts.whole(sequences))
+    prompts: Prompts
 
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
         """The pairs with a token of text on either side."""
@@ -237,7 +220,7 @@ class ComparedPairs(ExampleEncoder):
         if not pairs:
             return []
         firsts, seconds = (
-            self.texts.tokenized(
+            self.tokenized(
                 [
                     dataclasses.replace(pair, text=self.prompts.of(pair)[side] + text)
                     for pair, text in zip(pairs, texts, strict=True)
@@ -269,22 +252,77 @@ class ComparedPairs(ExampleEncoder):
 class TranslatedTexts(ExampleEncoder):
     """Sources and targets, for the decoder or the cross-attention of an encoder–decoder. Nothing is masked."""
 
-    translations: Translations
+    decoder_inputs: Callable[[list[int]], list[int]]
+    """Turns the tokens of a target into those that the decoder reads."""
+    model: str
+    """The model's name, for messages."""
+    segmenter: Segmenter | None
+    """Splits texts into words, if tokens must be assigned to words."""
+    cuts_words: bool = False
+    """Whether sides that are too long are truncated even with words, because no links refer to the rest."""
 
     def whole(self, sequences: Sequences) -> Self:
         """The same with another maximum length, and without words."""
-        assert sequences.max_length is not None
-        return dataclasses.replace(
-            self, sequences=sequences, translations=self.translations.cut_to(sequences.max_length)
-        )
+        return dataclasses.replace(self, sequences=sequences, segmenter=None)
 
     def in_words(self, segmenter: Segmenter) -> Self:
-        """The same with the word of each token."""
-        return dataclasses.replace(self, translations=self.translations.in_words(segmenter))
+        """The same with the word of each token; sides that are too long are truncated."""
+        return dataclasses.replace(self, segmenter=segmenter, cuts_words=True)
 
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
-        """Sequences of the examples with a target."""
-        translated = [example for example in examples if example.text_pair is not None]
-        if len(translated) < len(examples):
-            counts.skipped["without a target text (dataset.pair_column)"] += len(examples) - len(translated)
-        return self.sequences.with_text([[sequence] for sequence in self.translations.encode(translated)], counts)
+        """Sequences of the examples with a target.
+
+        Raises:
+            InputError: If a side is too long and tokens are assigned to words: links could refer to missing words.
+        """
+        if missing := sum(example.text_pair is None for example in examples):
+            counts.skipped["without a target text (dataset.pair_column)"] += missing
+        encoded = (
+            [
+                self._cut(example, example.text_pair)
+                if self.segmenter is None
+                else self._with_words(example, example.text_pair, self.segmenter)
+            ]
+            for example in examples
+            if example.text_pair is not None
+        )
+        return self.sequences.with_text(encoded, counts)
+
+    def _cut(self, example: Example, translation: str) -> TokenSequence:
+        """The tokens of both sides; one that is too long is truncated."""
+        tokenizer = self.sequences.tokenizer
+        source = tokenizer(example.text, verbose=False)["input_ids"]
+        target = tokenizer(text_target=translation, verbose=False)["input_ids"]
+        longest = self.sequences.max_length or max(len(source), len(target))
+        cut = example.shortened or max(len(source), len(target)) > longest
+        if len(source) > longest:
+            source = tokenizer(example.text, truncation=True, max_length=longest)["input_ids"]
+        if len(target) > longest:
+            target = tokenizer(text_target=translation, truncation=True, max_length=longest)["input_ids"]
+        ids = np.asarray(self.decoder_inputs(target), dtype=np.int64)
+        return TokenSequence(ids, cut=cut, source_ids=np.asarray(source, dtype=np.int64))
+
+    def _with_words(self, example: Example, translation: str, segmenter: Segmenter) -> TokenSequence:
+        """The tokens of both sides with the word of each."""
+        tokenizer, most = self.sequences.tokenizer, self.sequences.max_length
+        if example.shortened and not self.cuts_words:
+            raise InputError(
+                f"dataset.path: row {example.row}: expected at most {most} tokens per side for {self.model} "
+                "(dataset.max_length), got far more; remove the pair and its line of links"
+            )
+        longest = most if self.cuts_words else None
+        source, source_words, _ = token_words(tokenizer, example.text, segmenter(example.text), longest=longest)
+        target, words, _ = token_words(tokenizer, translation, segmenter(translation), target=True, longest=longest)
+        for side, tokens in (("source", source), ("target", target)):
+            if most is not None and len(tokens) > most:
+                raise InputError(
+                    f"dataset.path: row {example.row}: the {side} has {len(tokens)} tokens, expected at most {most} for "
+                    f"{self.model} (dataset.max_length); remove the pair and its line of links"
+                )
+        return TokenSequence(
+            np.asarray(self.decoder_inputs(target), dtype=np.int64),
+            source_ids=np.asarray(source, dtype=np.int64),
+            words=words,
+            source_words=source_words,
+            row=example.row,
+        )

@@ -9,7 +9,6 @@ import numpy as np
 from normscope.data.categories import CONVERSATION_PARTS, TokenCategories
 from normscope.data.encoders import (
     NO_PROMPTS,
-    AnnotatedSentences,
     ComparedPairs,
     ExampleEncoder,
     Prompts,
@@ -19,7 +18,6 @@ from normscope.data.encoders import (
 from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetOptions, Level, Segmentation, Segments
 from normscope.data.token_sequence import ReadsTokens, Segmenter, Sequences, TokenSequence
-from normscope.data.translations import Translations
 from normscope.data.units import Units
 from normscope.data.words import token_words
 from normscope.errors import InputError
@@ -106,16 +104,12 @@ class Encoder:
             from normscope.data.conversations import Conversations, template_of
 
             return Conversations(sequences, template_of(model.tokenizer, model.name), asks)
-        texts = Texts(
-            sequences,
-            self._units if in_words else None,
-            AnnotatedSentences(column, in_words),
-            stride=options.stride if self._windows else None,
-            first_alone=model.translates,
-        )
+        if model.decoder_inputs is not None and not self.separate:
+            return TranslatedTexts(sequences, model.decoder_inputs, model.name, words)
+        units, stride = self._units if in_words else None, options.stride if self._windows else None
         if self.separate:
-            return ComparedPairs(sequences, texts, self._prompts)
-        return TranslatedTexts(sequences, Translations(model, sequences.max_length, words)) if self._decodes else texts
+            return ComparedPairs(sequences, units, column, stride, model.translates, self._prompts)
+        return Texts(sequences, units, column, stride, model.translates)
 
     @property
     def max_length(self) -> int | None:

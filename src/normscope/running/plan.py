@@ -28,9 +28,8 @@ from normscope.models.infer.stacks import ObservedStack
 from normscope.models.load.factories import BuiltModel
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import open_model
-from normscope.models.load.model_info import ModelInfo
 from normscope.models.observe.observer import Observer
-from normscope.models.options import ModelOptions, ModelStack
+from normscope.models.options import ModelOptions
 from normscope.models.prove.verification import Verification
 from normscope.models.sites.layout import ModelLayout
 from normscope.reporting.options import Appearance, ReportOptions, appearance
@@ -55,8 +54,8 @@ one each for queries, keys, values, and what enters and leaves its halves."""
 class Inputs:
     """The model and the texts of a run."""
 
-    info: ModelInfo
-    """The model's shape, known before its weights are loaded."""
+    layout: ModelLayout
+    """Where the model keeps its parts, known before its weights are loaded."""
     load: Callable[[], LoadedModel]
     """Returns the model with its weights."""
     open_corpus: Callable[[DatasetOptions], Corpus]
@@ -76,7 +75,7 @@ def configured(options: RunOptions, group: ProcessGroup) -> Inputs:
         loaded = opened.load(group.local_device(options.device), devices=group.local_devices(options.device))
         return dataclasses.replace(loaded, name=options.model.name)
 
-    return Inputs(opened.info, load, open_corpus)
+    return Inputs(opened.layout, load, open_corpus)
 
 
 def in_memory(model: LoadedModel, corpus: Corpus) -> Inputs:
@@ -86,8 +85,7 @@ def in_memory(model: LoadedModel, corpus: Corpus) -> Inputs:
         model.require_current()
         return model
 
-    info = ModelInfo.of(model.name, model.model.config, model.layout)
-    return Inputs(info, load, lambda options: arranged(corpus, options))
+    return Inputs(model.layout, load, lambda options: arranged(corpus, options))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +144,7 @@ class Plan:
         torch.manual_seed(options.seed)
         look = appearance(options.figures)
         inputs = open_inputs()
-        needs = _needs(options.analysis, options.model.stack, options.level, inputs)
+        needs = _needs(options.analysis, options.model, options.level, inputs)
         model = inputs.load()
         feed_forward = any(requirements.feed_forward for requirements in needs.values())
         verification = model.layers_verification if feed_forward else model.verification
@@ -174,7 +172,7 @@ class Plan:
             options=options,
             model=model,
             verification=verification,
-            views=[_view(own, analyses, needs, inputs.info) for own in encoders],
+            views=[_view(own, analyses, needs, inputs.layout) for own in encoders],
             observer=observer,
             layers=layers,
             categories=categories,
@@ -254,7 +252,7 @@ def chosen_layers(layers: Any, layout: ModelLayout) -> list[int]:
 
 
 def _needs(
-    options: AnalysisOptions, stack: ModelStack | None, level: Level, inputs: Inputs
+    options: AnalysisOptions, model: ModelOptions, level: Level, inputs: Inputs
 ) -> dict[type[Analysis], Requirements]:
     """What the enabled analyses need of the model.
 
@@ -263,20 +261,21 @@ def _needs(
     """
     known = known_analyses()
     kinds = [known[name].load() for name in enabled_analyses(options)]
-    _refuse_other_attention(kinds, inputs.info)
-    needs = {kind: kind.requirements(getattr(options, kind.info.name), inputs.info) for kind in kinds}
-    _refuse_missing_feed_forward(needs, stack, inputs.info)
-    _refuse_missing_parts(needs, level, inputs.info)
+    layout = inputs.layout
+    _refuse_other_attention(kinds, layout)
+    needs = {kind: kind.requirements(getattr(options, kind.info.name), layout) for kind in kinds}
+    _refuse_missing_feed_forward(needs, model, layout)
+    _refuse_missing_parts(needs, level, model.name, layout)
     return needs
 
 
-def _refuse_other_attention(kinds: Sequence[type[Analysis]], model: ModelInfo) -> None:
+def _refuse_other_attention(kinds: Sequence[type[Analysis]], layout: ModelLayout) -> None:
     for kind in kinds:
-        if kind.info.requires_cross_attention and not model.is_cross_attention:
+        if kind.info.requires_cross_attention and not layout.is_cross_attention:
             raise InputError(
                 f"analysis={kind.info.name} needs cross-attention, which is not observed here; set model.stack=cross"
             )
-        if model.is_cross_attention and not kind.info.supports_cross_attention:
+        if layout.is_cross_attention and not kind.info.supports_cross_attention:
             others = [name for name, info in known_analyses().items() if info.supports_cross_attention]
             raise InputError(
                 f"analysis={kind.info.name} does not support cross-attention; set model.stack=encoder or decoder, or choose "
@@ -285,29 +284,28 @@ def _refuse_other_attention(kinds: Sequence[type[Analysis]], model: ModelInfo) -
 
 
 def _refuse_missing_feed_forward(
-    needs: Mapping[type[Analysis], Requirements], stack: ModelStack | None, model: ModelInfo
+    needs: Mapping[type[Analysis], Requirements], model: ModelOptions, layout: ModelLayout
 ) -> None:
     for kind, requirements in needs.items():
-        if requirements.feed_forward and not model.has_feed_forward:
-            if model.layout is not None and model.layout.stack is None:
+        if requirements.feed_forward and not layout.has_networks:
+            if layout.stack is None:
                 raise InputError(
                     f"model.name={model.name}: analysis={kind.info.name} needs the feed-forward network of every layer, but "
                     f"one layer has none, or has its attention inside a bottleneck; set another model.name, or leave out "
                     f"analysis={kind.info.name}"
                 )
             raise InputError(
-                f"model.stack={stack}: analysis={kind.info.name} needs the feed-forward network, but a decoder's "
+                f"model.stack={model.stack}: analysis={kind.info.name} needs the feed-forward network, but a decoder's "
                 "self-attention is followed by cross-attention; set model.stack=encoder or cross"
             )
 
 
-def _refuse_missing_parts(needs: Mapping[type[Analysis], Requirements], level: Level, model: ModelInfo) -> None:
+def _refuse_missing_parts(
+    needs: Mapping[type[Analysis], Requirements], level: Level, name: str, layout: ModelLayout
+) -> None:
     """Refuse analyses that gates or latent attention leave undefined."""
-    layout = model.layout
-    if layout is None:
-        return
     if layout.is_gated and level is Level.word:
-        raise InputError(f"level=word is not defined for {model.name}: {GATED}; set level=token")
+        raise InputError(f"level=word is not defined for {name}: {GATED}; set level=token")
     for kind, requirements in needs.items():
         reason = None
         if requirements.vectors_of_keys and layout.is_gated:
@@ -316,7 +314,7 @@ def _refuse_missing_parts(needs: Mapping[type[Analysis], Requirements], level: L
             reason = NOT_LINEAR.format("queries or keys")
         if reason is not None:
             raise InputError(
-                f"analysis={kind.info.name} is not defined for {model.name}: {reason}; set analysis to mixing, outliers or "
+                f"analysis={kind.info.name} is not defined for {name}: {reason}; set analysis to mixing, outliers or "
                 "sinks"
             )
 
@@ -355,10 +353,10 @@ def _of_view(needs: Mapping[type[Analysis], Requirements], encoder: Encoder) -> 
 
 
 def _view(
-    encoder: Encoder, analyses: Sequence[Analysis], needs: Mapping[type[Analysis], Requirements], model: ModelInfo
+    encoder: Encoder, analyses: Sequence[Analysis], needs: Mapping[type[Analysis], Requirements], layout: ModelLayout
 ) -> Reading:
     own = _of_view(needs, encoder)
-    tokens = _KEPT_OF_LAYER * model.layers * model.hidden_size
+    tokens = _KEPT_OF_LAYER * len(layout.stream.layers) * layout.stream.width
     tokens *= sum(requirements.keeps_layers for requirements in own.values())
     return Reading(encoder, [analysis for analysis in analyses if type(analysis) in own], tokens)
 

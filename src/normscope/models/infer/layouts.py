@@ -25,9 +25,15 @@ from normscope.models.infer.graph import NotInferredError
 from normscope.models.infer.inferred import layout_from
 from normscope.models.infer.pointwise import replace_pointwise
 from normscope.models.infer.trace import Trace, trace
-from normscope.models.observe.attention_function import IMPLEMENTATION, AttentionCall, active, attention_by
+from normscope.models.observe.attention_function import (
+    IMPLEMENTATION,
+    AttentionCall,
+    active,
+    attention_by,
+    own_attention_by,
+)
 from normscope.models.sites.layout import ModelLayout, Stack, embeddings_of
-from normscope.models.sites.positions import padding_of
+from normscope.models.sites.positions import random_tokens
 from normscope.models.sites.site import Site
 from normscope.models.stored.random_state import drawing
 from normscope.models.stored.stored_weights import execution_device
@@ -146,32 +152,19 @@ def plain_attention(model: nn.Module, attention: _Attention | None = None) -> It
         finally:
             active.reset(token)
     else:
-        previous = model.config._attn_implementation
-        model.config._attn_implementation = "eager"
-        try:
+        with own_attention_by(model, "eager"):
             yield
-        finally:
-            model.config._attn_implementation = previous
 
 
 def _inputs(model: nn.Module, stack: Stack | None) -> dict[str, Any]:
     """Random token ids without padding: two texts of the same length."""
     device = execution_device(model) if isinstance(model, PreTrainedModel) else next(model.parameters()).device
-    generator = torch.Generator().manual_seed(0)
-    padding = padding_of(model)
-    padding = -1 if padding is None else padding
-
     vocabulary = min(module.num_embeddings for module in _embeddings(model))
-
-    def text(length: int) -> Tensor:
-        ids = torch.randint(vocabulary, (2, length), generator=generator)
-        return torch.where(ids == padding, (ids + 1) % vocabulary, ids).to(device)
-
-    ids = text(_source_length(model))
-    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs: dict[str, Any] = {**random_tokens(model, vocabulary, 2 * [_source_length(model)], device)}
     if stack in ("decoder", "cross"):
-        target = text(_TARGET)
-        inputs |= {"decoder_input_ids": target, "decoder_attention_mask": torch.ones_like(target)}
+        inputs |= {
+            f"decoder_{name}": ids for name, ids in random_tokens(model, vocabulary, 2 * [_TARGET], device).items()
+        }
     if "use_cache" in inspect.signature(model.forward).parameters:
         inputs["use_cache"] = False
     return inputs

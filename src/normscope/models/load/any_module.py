@@ -17,11 +17,10 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.data.token_sequence import Batching
 from normscope.errors import InputError, one_line
 from normscope.models.infer.graph import NotInferredError
-from normscope.models.infer.pointwise import replace_pointwise
 from normscope.models.load.plain_operations import PlainOperations
 from normscope.models.prove.padding import batching_of
 from normscope.models.sites.block_modules import bind_blocks
-from normscope.models.sites.layer_hooks import layer_hooks, vectors_in
+from normscope.models.sites.layer_hooks import layer_hooks, vectors_from, vectors_in
 from normscope.models.sites.layout import ModelLayout
 from normscope.models.stored.model_code import model_code
 from normscope.rounding import counted
@@ -69,7 +68,6 @@ class AnyModule(PreTrainedModel):
         config.model_type, config.name_or_path = type(module).__name__, type(module).__name__
         config.pad_token_id, config._attn_implementation = None, "eager"
         super().__init__(config)
-        replace_pointwise(module)
         self.model = module
         self.inputs = inputs
         self.plain = True
@@ -166,9 +164,7 @@ class AnyModule(PreTrainedModel):
                 lambda _module, args, kwargs: outputs.append(vectors_in(args, kwargs)), with_kwargs=True
             )
         else:
-            handle = module.register_forward_hook(
-                lambda _module, _args, output: outputs.append(output[0] if isinstance(output, tuple | list) else output)
-            )
+            handle = module.register_forward_hook(lambda _module, _args, output: outputs.append(vectors_from(output)))
         try:
             yield outputs
         finally:
@@ -293,7 +289,7 @@ class AnyModule(PreTrainedModel):
                 module: nn.Module, _args: Any, output: Any, outputs: list[Tensor] = outputs, entry: nn.Module = entry
             ) -> None:
                 if module is entry:
-                    outputs.append(layout.by_text(output[0] if isinstance(output, tuple | list) else output).clone())
+                    outputs.append(layout.by_text(vectors_from(output)).clone())
 
             handles = [
                 modules.output.register_forward_hook(change),

@@ -12,10 +12,10 @@ from torch import nn
 from normscope.errors import InputError, one_line
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import DTYPES, torch_device
-from normscope.models.load.model_info import ModelInfo
 from normscope.models.load.tokenizer_loading import read_tokenizer
 from normscope.models.load.wrapping import wrap_model
 from normscope.models.options import DeviceOptions, ModelOptions
+from normscope.models.sites.layout import ModelLayout
 from normscope.models.stored.random_state import drawing
 
 _ARGUMENTS = ("tokenizer", "inputs", "tokens")
@@ -41,10 +41,9 @@ class BuiltModel:
             self._arguments["tokenizer"] = read_tokenizer(None, options)
 
     @cached_property
-    def info(self) -> ModelInfo:
-        """The model's shape."""
-        wrapped = self._wrapped()
-        return ModelInfo.of(self._options.name, wrapped.model.config, wrapped.layout)
+    def layout(self) -> ModelLayout:
+        """Where the model keeps its parts."""
+        return self._wrapped().layout
 
     def load(self, device: DeviceOptions, *, devices: range = range(0)) -> LoadedModel:  # noqa: ARG002 - of one device
         """Put the model on its device, and prepare it for observation.

@@ -1,13 +1,12 @@
 """A loaded model, with its tokenizer and layout."""
 
-import contextlib
 import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from jaxtyping import Int, Shaped
@@ -30,6 +29,7 @@ from normscope.models.observe.text_check import Check
 from normscope.models.prove.padding import batching_of
 from normscope.models.prove.verification import Verification, verify
 from normscope.models.sites.layout import ModelLayout, embeddings_of
+from normscope.models.sites.positions import Lookups
 from normscope.models.stored.decoder_start import decoder_shift
 from normscope.models.stored.embedder_files import embedder_of
 from normscope.models.stored.model_code import model_code
@@ -49,31 +49,24 @@ class TokenTypes:
     """Whether they say which text of a pair a token belongs to."""
 
 
-def tables_of_token_types(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[nn.Embedding] | None:
+def tables_of_token_types(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor] | None:
     """The embeddings in which a model looks up `token_type_ids`; None if it takes no such ids for a text.
 
     Args:
         model: A model whose `forward` has an argument of this name.
         inputs: Its other inputs.
+
+    Returns:
+        Their weights.
     """
     given = torch.zeros_like(inputs["input_ids"])
-    place = given.untyped_storage().data_ptr()
-    tables: list[nn.Embedding] = []
-
-    def note(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        ids = arguments[0] if arguments else None
-        if isinstance(module, nn.Embedding) and isinstance(ids, Tensor) and ids.untyped_storage().data_ptr() == place:
-            tables.append(module)
-
-    with contextlib.ExitStack() as stack, torch.inference_mode():
-        for module in model.modules():
-            if isinstance(module, nn.Embedding):
-                stack.callback(module.register_forward_pre_hook(note).remove)
-        try:
+    try:
+        with torch.inference_mode(), Lookups() as lookups:
             model(**inputs, token_type_ids=given)
-        except Exception:  # TAPAS takes seven ids for each token
-            return None
-    return tables
+    except Exception:  # TAPAS takes seven ids for each token
+        return None
+    place = given.untyped_storage().data_ptr()
+    return [weight for weight, ids in lookups.found if ids.untyped_storage().data_ptr() == place]
 
 
 T = TypeVar("T")
@@ -255,8 +248,8 @@ class LoadedModel:
             return TokenTypes(None, segments=named and getattr(self.model.config, "type_vocab_size", 2) > 1)
         # GPT-2 looks them up among its tokens: it adds the embedding of token 0 wherever they are 0.
         of_tokens = embeddings_of(self.model).weight
-        number = min(table.num_embeddings for table in tables)
-        return TokenTypes(number, segments=number > 1 and all(table.weight is not of_tokens for table in tables))
+        number = min(map(len, tables))
+        return TokenTypes(number, segments=number > 1 and all(table is not of_tokens for table in tables))
 
     @property
     def _two_tokens(self) -> dict[str, torch.Tensor]:

@@ -28,7 +28,6 @@ from normscope.models.infer.layouts import completed_layout, layout_of
 from normscope.models.infer.pointwise import replace_pointwise
 from normscope.models.load.adapters import Adapter, base_model
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.model_info import ModelInfo
 from normscope.models.load.task_heads import Head, has_head, head_class, task_head
 from normscope.models.load.tokenizer_loading import check_tokenizer, load_tokenizer
 from normscope.models.options import DeviceOptions, ModelOptions
@@ -124,11 +123,6 @@ class OpenedModel:
     """Its files."""
     adapter: Source | None
     """The files of a PEFT adapter to merge into it; None without one."""
-
-    @property
-    def info(self) -> ModelInfo:
-        """The model's shape."""
-        return ModelInfo.of(self.options.name, text_config(self.config), self.layout)
 
     def load(
         self,

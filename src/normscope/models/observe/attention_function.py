@@ -152,6 +152,16 @@ def attention_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
             model.set_attn_implementation(previous)
 
 
+@contextlib.contextmanager
+def own_attention_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
+    """Context in which a model that does not call transformers' function computes attention in one of its own ways."""
+    previous, model.config._attn_implementation = model.config._attn_implementation, implementation
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = previous
+
+
 def _attention_function(
     module: nn.Module,
     query: Tensor,

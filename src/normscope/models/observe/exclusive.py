@@ -15,7 +15,8 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError
 from normscope.linear.rules import HeldFixed, active_modes, leave_modes
 from normscope.models.blocks.block import AttentionBlock
-from normscope.models.observe.forward_pass import StopForward, Visitor
+from normscope.models.observe.forward_pass import Visitor
+from normscope.models.stored.model_code import StopForward
 
 T = TypeVar("T")
 Models = Callable[[], Iterable[PreTrainedModel]]

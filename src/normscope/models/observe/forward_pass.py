@@ -19,8 +19,9 @@ from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.layer_rerun import LayerRerun
 from normscope.models.observe.text_check import PassCheck
 from normscope.models.sites.block_modules import BlockModules
-from normscope.models.sites.layer_hooks import check_cancelled, vectors_in, with_vectors
+from normscope.models.sites.layer_hooks import check_cancelled, vectors_from, vectors_in, with_vectors
 from normscope.models.sites.layout import ModelLayout
+from normscope.models.stored.model_code import StopForward
 
 Visitor = Callable[[AttentionBlock], None]
 FeedForwardVisitor = Callable[[FeedForwardBlock], None]
@@ -51,10 +52,6 @@ class Replacement(NamedTuple):
 
 # The order of the visits to one layer.
 _ATTENTION, _FEED_FORWARD, _HIDDEN = range(3)
-
-
-class StopForward(Exception):
-    """Ends a forward pass when the rest of it is not needed."""
 
 
 class NotFollowedError(InputError):
@@ -211,7 +208,7 @@ class ForwardPass:
         """A layer ends: visit its feed-forward network, and its output if it is the last."""
         if self.outputs is not None and self.passed in self.outputs:
             self.outputs[self.passed] = copy_of(output) if self.targets.layout.stream.changes_in_place else output
-        vectors = output[0] if isinstance(output, tuple | list) else output
+        vectors = vectors_from(output)
         self._show_feed_forward(vectors)
         self._left = self.targets.layout.by_text(vectors)
         if self.check is not None:
@@ -273,14 +270,7 @@ class ForwardPass:
                     raise NotFollowedError(self.passed, getattr(leaving, "_because", None))
                 modules = self.targets.layers[self.passed]
                 assert self._called is not None
-                rerun = LayerRerun(
-                    *self._called,
-                    modules.output,
-                    self.targets.layout,
-                    len(self.token_mask),
-                    modules.site.attention.heads,
-                    self._paused,
-                )
+                rerun = LayerRerun(*self._called, modules, len(self.token_mask), self._paused)
                 block = FeedForwardBlock(attention, followed, modules, rerun)
                 if self.check is not None:
                     self.check.add_network(block)

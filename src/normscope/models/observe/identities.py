@@ -25,6 +25,7 @@ from normscope.models.sites.block_modules import BlockModules
 from normscope.models.sites.layout import ModelLayout
 from normscope.models.sites.linear_layers import scaled_projection
 from normscope.models.stored.stored_weights import execution_device
+from normscope.rounding import number
 
 # float32 rounds at 6e-8; a block adds up some thousand products, and 1e-4 is what the results promise. Half precision
 # rounds at 4e-3 (bfloat16) and is let through with its figure, which the results state.
@@ -51,15 +52,26 @@ def bound_of(model: PreTrainedModel, layout: ModelLayout) -> float:
     return max(bound, FLOAT32_INSIDE) if layout.float32_inside else bound
 
 
-def precision_explains(error: float, score: float, dtype: torch.dtype) -> bool:
-    """Whether a difference may come from the rounding of scores of this size."""
+def difference_in_words(
+    what: str, error: float, bound: float, dtype: torch.dtype, score: float = 0.0, otherwise: str = ""
+) -> str:
+    """The part of a message about something that differs.
+
+    Args:
+        what: What differs.
+        error: By how much.
+        bound: From which difference on that is refused.
+        dtype: That of the model.
+        score: The size of the largest scores, by whose rounding the difference may be explained.
+        otherwise: What follows if it is not.
+    """
     rounding = torch.finfo(torch.promote_types(dtype, torch.float32)).eps * score
-    return dtype is not torch.float64 and error <= _ROUNDINGS * rounding
-
-
-def too_large(score: float) -> str:
-    """The part of a message that says so."""
-    return f"scores as large as {score:,.0f} are too large for its precision: set device.dtype=float64"
+    if dtype is not torch.float64 and error <= _ROUNDINGS * rounding:
+        otherwise = f"; scores as large as {score:,.0f} are too large for its precision: set device.dtype=float64"
+    return (
+        f"{what} differs by {number(error, digits=2)} (relative; the limit is {number(bound, digits=1)} in "
+        f"{str(dtype).removeprefix('torch.')}){otherwise}"
+    )
 
 
 def bound_with_norms(model: PreTrainedModel, layout: ModelLayout, norms: Iterable[nn.Module | None]) -> float:
@@ -79,7 +91,15 @@ class Difference(NamedTuple):
 
     layer: int
     part: str
-    error: float
+    error: float | Float[Tensor, ""]
+    """In the pass of a run a tensor, for which the host need not wait."""
+    condition: str = ""
+    """Under which condition, for messages."""
+
+    @property
+    def what(self) -> str:
+        """The part and its layer, for messages."""
+        return f"{self.condition}the {self.part} of layer {self.layer}"
 
 
 class Rest(NamedTuple):

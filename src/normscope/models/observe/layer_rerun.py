@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from normscope.models.observe.attention_function import AttentionCall, MaskTensor, active
-from normscope.models.sites.layer_hooks import vectors_in, with_vectors
-from normscope.models.sites.layout import ModelLayout
+from normscope.models.sites.block_modules import BlockModules
+from normscope.models.sites.layer_hooks import vectors_from, vectors_in, with_vectors
 
 
 class _Silent:
@@ -29,12 +29,8 @@ class LayerRerun(NamedTuple):
     layer: nn.Module
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    output: nn.Module
-    """W_O."""
-    layout: ModelLayout
+    modules: BlockModules
     texts: int
-    heads: int
-    """Of its attention: some arguments have them side by side with texts."""
     paused: Callable[[], AbstractContextManager[None]]
     """Returns a context in which the hooks of the observer do nothing."""
 
@@ -49,16 +45,17 @@ class LayerRerun(NamedTuple):
         """
         # What comes before W_O is the same for all variants, so a single text goes in, and all variants come out of W_O,
         # unless they would be added in place to what was made of the single text.
-        copies = len(attention) if self.layout.stream.changes_in_place else 1
-        args, kwargs = (_of_text(given, text, self.texts, self.heads) for given in (self.args, dict(self.kwargs)))
-        vectors = self.layout.by_text(vectors_in(self.args, self.kwargs))[text].expand(copies, -1, -1)
-        args, kwargs = with_vectors(args, kwargs, self.layout.by_text(vectors))
+        layout, heads = self.modules.layout, self.modules.site.attention.heads
+        copies = len(attention) if layout.stream.changes_in_place else 1
+        args, kwargs = (_of_text(given, text, self.texts, heads) for given in (self.args, dict(self.kwargs)))
+        vectors = layout.by_text(vectors_in(self.args, self.kwargs))[text].expand(copies, -1, -1)
+        args, kwargs = with_vectors(args, kwargs, layout.by_text(vectors))
 
         def replaced(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
-            variants = self.layout.by_text(attention.to(output), "attention output")
+            variants = layout.by_text(attention.to(output), "attention output")
             return variants if output.ndim == variants.ndim else variants.reshape(-1, *output.shape[1:])
 
-        handle = self.output.register_forward_hook(replaced)
+        handle = self.modules.output.register_forward_hook(replaced)
         token = active.set(_Silent())
         try:
             with self.paused():
@@ -66,7 +63,7 @@ class LayerRerun(NamedTuple):
         finally:
             active.reset(token)
             handle.remove()
-        return self.layout.by_text(output[0] if isinstance(output, tuple | list) else output)
+        return layout.by_text(vectors_from(output))
 
 
 def _of_text(given: Any, text: int, texts: int, heads: int) -> Any:

@@ -22,7 +22,7 @@ from normscope.errors import InputError
 from normscope.linear.layers import LayerFollower
 from normscope.linear.rules import HeldFixed
 from normscope.models.blocks.block import BlockParameters
-from normscope.models.observe.attention_function import IMPLEMENTATION, active, attention_by
+from normscope.models.observe.attention_function import IMPLEMENTATION, active, attention_by, own_attention_by
 from normscope.models.observe.capture import LayerCapture
 from normscope.models.observe.forward_pass import (
     FeedForwardVisitor,
@@ -30,7 +30,6 @@ from normscope.models.observe.forward_pass import (
     HiddenVisitor,
     NotFollowedError,
     Replacement,
-    StopForward,
     Targets,
     Visitor,
     Visitors,
@@ -44,7 +43,7 @@ from normscope.models.sites.block_modules import BlockWeights, bind_blocks, take
 from normscope.models.sites.layer_hooks import layer_hooks
 from normscope.models.sites.layout import ModelLayout
 from normscope.models.sites.rotary import length_dependent_rotations, rotate_each_alone
-from normscope.models.stored.model_code import model_code
+from normscope.models.stored.model_code import StopForward, model_code
 from normscope.models.stored.stored_weights import execution_device
 from normscope.rounding import counted
 
@@ -156,8 +155,7 @@ class Observer:
             self._exit.enter_context(attention_by(self._model, IMPLEMENTATION))
         else:
             # The fused attention of these models returns no weights or (Falcon) weights that include later keys.
-            self._exit.callback(setattr, self._model.config, "_attn_implementation", self._own)
-            self._model.config._attn_implementation = "eager"
+            self._exit.enter_context(own_attention_by(self._model, "eager"))
         self.check.rest = known_rests(self._model, self._layout)
         for handle in self._hooks():
             self._exit.callback(handle.remove)
@@ -286,21 +284,11 @@ class Observer:
     def _compare_untouched(self, inputs: Mapping[str, Tensor], check: PassCheck) -> None:
         """Compare the layers of a pass with those of the untouched model."""
         done = len(check.compared)
-        with self._changed_back():
+        # Hooks of the observer stay, and do nothing outside a pass.
+        registry = self._layout.registry
+        with contextlib.nullcontext() if registry else own_attention_by(self._model, self._own):
             compare_layers(self._model, self._layout, inputs, check, self._targets.layers)
         self.check.require(check.compared[done:], check.scores)
-
-    @contextlib.contextmanager
-    def _changed_back(self) -> Iterator[None]:
-        """The model as it was before it was observed. Its hooks stay, and do nothing outside a pass."""
-        if self._layout.registry:
-            yield
-            return
-        observed, self._model.config._attn_implementation = self._model.config._attn_implementation, self._own
-        try:
-            yield
-        finally:
-            self._model.config._attn_implementation = observed
 
     def _skipped(self, after: LayerOutput) -> contextlib.AbstractContextManager[None]:
         def running() -> int:

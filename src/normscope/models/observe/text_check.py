@@ -10,7 +10,7 @@ of its tokens, and every text that is longer or shorter than all before it, or d
 import dataclasses
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -22,10 +22,10 @@ from normscope.maths.composition import after_norm, read_by_norm
 from normscope.maths.normalisation import Normalisation
 from normscope.models.blocks.block import AttentionBlock, full_precision
 from normscope.models.observe.feed_forward import FeedForwardBlock
-from normscope.models.observe.identities import Rest, precision_explains, rebuilt, row_error, side_by_side, too_large
+from normscope.models.observe.identities import Difference, Rest, difference_in_words, rebuilt, row_error, side_by_side
 from normscope.models.sites.block_modules import BlockModules
-from normscope.models.sites.layout import ModelLayout
-from normscope.rounding import number
+from normscope.models.sites.layer_hooks import vectors_from
+from normscope.models.sites.layout import ModelLayout, by_size
 
 ROWS_OF_A_TEXT = 1
 """Tokens of every text of a batch that are compared in runs, beside one new token id for every fourth text."""
@@ -45,14 +45,6 @@ class Check(enum.Enum):
     """Some tokens of every text, new positions, and some token ids that no earlier pass has compared."""
     TEXTS = enum.auto()
     """All tokens, and every layer with that of the untouched model."""
-
-
-class Compared(NamedTuple):
-    """One comparison of a pass."""
-
-    layer: int
-    part: str
-    error: Float[Tensor, ""]
 
 
 class TextCheck:
@@ -171,7 +163,7 @@ class TextCheck:
             queries = torch.cat([queries, torch.linspace(0, width - 1, _QUERIES_OF_LONGEST).round().long()])
         return chosen[token_mask.flatten()[chosen]], queries.unique()
 
-    def require(self, compared: Sequence[Compared], scores: Mapping[int, Tensor]) -> None:
+    def require(self, compared: Sequence[Difference], scores: Mapping[int, Tensor]) -> None:
         """Check that everything that was compared is equal up to rounding.
 
         Args:
@@ -181,16 +173,16 @@ class TextCheck:
         Raises:
             InputError: If something is not; the layer and the part are named.
         """
-        found = [*(each.error for each in compared), *scores.values()]
+        found = [*(torch.as_tensor(each.error) for each in compared), *scores.values()]
         device = found[0].device if found else None
         values = torch.stack([value.detach().double().to(device) for value in found]).tolist() if found else []
         errors, sizes = values[: len(compared)], dict(zip(scores, values[len(compared) :], strict=True))
         for layer, size in sizes.items():
             self.large[layer] = self.large.get(layer, False) or size > LARGE_SCORES
-        for (layer, part, _), error in zip(compared, errors, strict=True):
+        for difference, error in zip(compared, errors, strict=True):
             if error >= self.bound:  # analyses reject NaN
-                what = f"the {part} of layer {layer}"
-                if part == _STREAM:
+                layer, what = difference.layer, difference.what
+                if difference.part == _STREAM:
                     what = f"layer {layer} does not read what layer {layer - 1} returns, which"
                 raise InputError(self.refusal(what, error, sizes.get(layer, 0.0)))
 
@@ -201,16 +193,9 @@ class TextCheck:
             part: What differs.
             score: The size of the layer's largest scores.
         """
-        kind = str(self.dtype).removeprefix("torch.")
-        differs = (
-            f"{self.name} cannot be observed exactly on these texts: {part} differs by {number(error, digits=2)} "
-            f"(relative; the limit is {number(self.bound, digits=1)} in {kind})"
-        )
-        if precision_explains(error, score, self.dtype):
-            return f"{differs}; {too_large(score)}"
-        return (
-            f"{differs}, so the model does something with these texts that it did not do with the probes of the proof"
-        )
+        otherwise = ", so the model does something with these texts that it did not do with the probes of the proof"
+        differs = difference_in_words(part, error, self.bound, self.dtype, score, otherwise)
+        return f"{self.name} cannot be observed exactly on these texts: {differs}"
 
 
 @dataclasses.dataclass(eq=False)
@@ -250,7 +235,7 @@ class PassCheck:
         self._check, self.kind, self._size = check, kind, size
         self._places, self._queries = {places.device: places}, queries
         self._layer: _Layer | None = None
-        self.compared: list[Compared] = []
+        self.compared: list[Difference] = []
         self.scores: dict[int, Tensor] = {}
         self.inputs: dict[int, Tensor] = {}
         """What each layer read, of all tokens; kept if layers are to be compared with those of the untouched model."""
@@ -308,7 +293,7 @@ class PassCheck:
             made = made if parameters.output_bias is None else made + parameters.output_bias
             given, mask = block.attention_output[texts][:, queries], block.token_mask[texts][:, queries]
             error = row_error(made, given, given).masked_fill(~mask, 0)
-            self.compared.append(Compared(state.number, "sum of αf(x)", error.max()))
+            self.compared.append(Difference(state.number, "sum of αf(x)", error.max()))
         position, norm = parameters.norm_position, parameters.normalisation
         state.total = read_by_norm(position, inputs, output)
         state.normed = state.total if norm is None else norm.normalised(state.total)
@@ -354,7 +339,7 @@ class PassCheck:
         if self.kind is not Check.SOME:
             for part, made, given, mask in rebuilt(block, None if block.is_cross_attention else read):
                 error = row_error(made, given, given).masked_fill(~mask, 0)
-                self.compared.append(Compared(block.layer, part, error.max()))
+                self.compared.append(Difference(block.layer, part, error.max()))
         elif parameters.value is not None and not block.is_cross_attention:
             places, width = self._on(block.value.device), read.shape[1]
             made = side_by_side(parameters.values(read.flatten(0, 1)[places].unsqueeze(0)))[0]
@@ -381,7 +366,7 @@ class PassCheck:
         state = self._layer
         if state is None or state.output is None:
             return
-        vectors = output[0] if isinstance(output, tuple | list) else output
+        vectors = vectors_from(output)
         rest = self._check.rest.get(state.number)
         if rest is not None and module is rest.module:
             taken = self.taken(vectors)
@@ -393,7 +378,7 @@ class PassCheck:
     def add_network(self, block: FeedForwardBlock) -> None:
         """The feed-forward network of the layer is complete."""
         if block.layer in self.whole_layers:
-            self.compared.append(Compared(block.layer, "sum of the layer's parts", block.error().max()))
+            self.compared.append(Difference(block.layer, "sum of the layer's parts", block.error().max()))
 
     def leave(self, vectors: Tensor) -> None:
         """The layer ends: compare what it returns."""
@@ -430,9 +415,9 @@ class PassCheck:
         if got is None or wanted is None or not wanted.numel():
             return
         if got.shape != wanted.shape:
-            self.compared.append(Compared(layer, part, torch.tensor(torch.inf)))
+            self.compared.append(Difference(layer, part, torch.tensor(torch.inf)))
         else:
-            self.compared.append(Compared(layer, part, row_error(got.to(wanted.device), wanted, wanted).max()))
+            self.compared.append(Difference(layer, part, row_error(got.to(wanted.device), wanted, wanted).max()))
 
     def compare_untouched(self, layer: int, part: Literal["attention output", "layer output"], vectors: Tensor) -> None:
         """Compare what a layer of the untouched model makes of the same input."""
@@ -451,11 +436,6 @@ class PassCheck:
         (texts, tokens), swapped = self._size, bool(self._check.layout.stream.swapped)
         if not isinstance(vectors, Tensor) or vectors.numel() % (texts * tokens) or vectors.ndim < 2:
             return None
-        if vectors.ndim == 3 and vectors.shape[:2] != (texts, tokens):
-            if vectors.shape[:2] == (tokens, texts):
-                vectors = vectors.transpose(0, 1)
-            elif (vectors.shape[0], vectors.shape[2]) == (texts, tokens):
-                vectors = vectors.mT
-        elif vectors.ndim == 3 and swapped and texts == tokens > 1:  # which axis is which cannot be told
-            return None
-        return full_precision(vectors.reshape(texts * tokens, -1)[self._on(vectors.device)])
+        if swapped and texts == tokens > 1 and vectors.ndim == 3 and vectors.shape[:2] == self._size:
+            return None  # which axis is which cannot be told
+        return full_precision(by_size(vectors, self._size).reshape(texts * tokens, -1)[self._on(vectors.device)])

@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput
 
 from normscope.models.observe.attention_function import attention_by
 from normscope.models.sites.layer_hooks import key_of_vectors, layer_hooks
-from normscope.models.sites.layout import ModelLayout
+from normscope.models.sites.layout import ModelLayout, by_size
 from normscope.models.sites.rotary import length_dependent_rotations
 from normscope.models.stored.model_code import model_code
 from normscope.models.stored.text_tower import base_of
@@ -178,7 +178,7 @@ class _Recorder:
         assert self._calls is not None
         assert vectors is not None
         assert inputs is not None
-        self.layers.append((inputs, self._by_text(vectors).clone(), self._calls))
+        self.layers.append((inputs, by_size(vectors, self._size).clone(), self._calls))
         self._calls = None
 
     def _read(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -186,20 +186,12 @@ class _Recorder:
 
     def _write(self, module: nn.Module, _args: Any, output: Any) -> None:
         vectors = _first(output)
-        call = Call(self._inputs.pop(module, None), None if vectors is None else self._by_text(vectors).clone())
+        call = Call(self._inputs.pop(module, None), None if vectors is None else by_size(vectors, self._size).clone())
         (self.around if self._calls is None else self._calls).setdefault(module, call)
-
-    def _by_text(self, vectors: Tensor) -> Tensor:
-        """Vectors with the axes (text, token, dimension)."""
-        if vectors.ndim != 3 or vectors.shape[:2] == self._size:
-            return vectors
-        if vectors.shape[:2] == self._size[::-1]:
-            return vectors.transpose(0, 1)
-        return vectors.mT if (vectors.shape[0], vectors.shape[2]) == self._size else vectors
 
     def _read_by(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
         vectors = _first(args) if args else kwargs.get(key_of_vectors(kwargs))
-        return self._by_text(vectors).clone() if isinstance(vectors, Tensor) else None
+        return by_size(vectors, self._size).clone() if isinstance(vectors, Tensor) else None
 
 
 def _first(values: Any) -> Tensor | None:

@@ -12,9 +12,10 @@ from normscope.models.observe.attention_function import attention_by
 from normscope.models.observe.text_check import PassCheck
 from normscope.models.observe.untouched import reference_attention
 from normscope.models.sites.block_modules import BlockModules
-from normscope.models.sites.layer_hooks import layer_hooks
+from normscope.models.sites.layer_hooks import layer_hooks, vectors_from, with_vectors
 from normscope.models.sites.layout import ModelLayout
 from normscope.models.sites.rotary import length_dependent_rotations
+from normscope.models.stored.model_code import StopForward
 
 
 def compare_layers(
@@ -43,13 +44,12 @@ def compare_layers(
     def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal layer
         layer += 1
-        vectors = layout.by_text(check.inputs[layer])
-        return ((vectors, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": vectors})
+        return with_vectors(args, kwargs, layout.by_text(check.inputs[layer]))
 
     def leave(_module: nn.Module, _args: Any, output: Any) -> None:
-        check.compare_untouched(layer, "layer output", output[0] if isinstance(output, tuple | list) else output)
+        check.compare_untouched(layer, "layer output", vectors_from(output))
         if layer == last:
-            raise _Enough
+            raise StopForward
 
     def attended(module: nn.Module, _args: Any, output: Tensor) -> None:
         block = modules.get(layer)
@@ -66,9 +66,5 @@ def compare_layers(
             exit_.callback(output.register_forward_hook(attended).remove)
         if layout.registry:
             exit_.enter_context(attention_by(model, reference_attention(model, layout)))
-        exit_.enter_context(contextlib.suppress(_Enough))
+        exit_.enter_context(contextlib.suppress(StopForward))
         model(**inputs)
-
-
-class _Enough(Exception):
-    """Ends a pass whose layers have all been compared."""

@@ -38,14 +38,13 @@ from normscope.models.observe.identities import (
     NotObservableError,
     attention_differences,
     bound_of,
+    difference_in_words,
     layer_differences,
     norm_error,
     note_rest,
-    precision_explains,
     relative_error,
     rest_of_layer,
     stream_differences,
-    too_large,
 )
 from normscope.models.observe.observer import Observer
 from normscope.models.observe.text_check import Check
@@ -53,10 +52,9 @@ from normscope.models.observe.untouched import UntouchedPass, untouched_pass
 from normscope.models.prove.score_terms import ScoreTerms, score_terms
 from normscope.models.sites.block_modules import BlockModules, bind_blocks
 from normscope.models.sites.layout import ModelLayout, embeddings_of
-from normscope.models.sites.positions import padding_of
+from normscope.models.sites.positions import random_tokens
 from normscope.models.stored.stored_weights import execution_device
 from normscope.models.stored.text_tower import base_of
-from normscope.rounding import number
 
 _PROBE_LENGTHS = ((9, 6, 3), (7, 7))
 _WITHOUT_PADDING = ((9,), (7, 7))
@@ -95,7 +93,7 @@ def verify(model: PreTrainedModel, layout: ModelLayout, name: str, *, feed_forwa
         proof.compare_norms()
         with torch.inference_mode():
             for lengths in _lengths(model):
-                proof.compare_passes(_probes(model, layout, lengths))
+                proof.compare_passes(_probe(model, lengths, reads_target=layout.reads_target))
     except NotObservableError as error:
         raise InputError(f"{name} cannot be observed exactly: {error}; see {layout.source}") from error
     return dataclasses.replace(proof.worst, position_terms=proof.position_terms)
@@ -119,33 +117,6 @@ def verify_same_outputs(model: PreTrainedModel, expected: PreTrainedModel, name:
     )
 
 
-class OutputProbe(NamedTuple):
-    """A probe batch of which outputs are compared."""
-
-    inputs: dict[str, Tensor]
-    token_mask: Tensor
-    """True at the tokens of which the model returns a vector."""
-
-
-def output_probes(model: PreTrainedModel) -> list[OutputProbe]:
-    """The probe batches on which a model is compared before and after a change.
-
-    Args:
-        model: A model in evaluation mode.
-    """
-    probes = []
-    for lengths in _lengths(model):
-        inputs = _probe(model, embeddings_of(model).num_embeddings, lengths)
-        token_mask = inputs["attention_mask"].bool()
-        if model.config.is_encoder_decoder:
-            vocabulary = embeddings_of(model.get_decoder()).num_embeddings
-            target = _probe(model, vocabulary, lengths[::-1])
-            token_mask = target["attention_mask"].bool()
-            inputs |= {f"decoder_{key}": tensor for key, tensor in target.items()}
-        probes.append(OutputProbe(inputs, token_mask))
-    return probes
-
-
 class ProbeOutput(NamedTuple):
     """What a model, or its head, returns for a probe batch."""
 
@@ -154,7 +125,17 @@ class ProbeOutput(NamedTuple):
     """True at tokens."""
 
 
-def outputs_on_probes(model: PreTrainedModel, probes: Sequence[OutputProbe]) -> list[ProbeOutput]:
+def output_probes(model: PreTrainedModel) -> list[dict[str, Tensor]]:
+    """The probe batches on which a model is compared before and after a change.
+
+    Args:
+        model: A model in evaluation mode.
+    """
+    reads_target = model.config.is_encoder_decoder
+    return [_probe(model, lengths, reads_target=reads_target) for lengths in _lengths(model)]
+
+
+def outputs_on_probes(model: PreTrainedModel, probes: Sequence[Mapping[str, Tensor]]) -> list[ProbeOutput]:
     """What a model and its head return for probe batches.
 
     Args:
@@ -162,7 +143,8 @@ def outputs_on_probes(model: PreTrainedModel, probes: Sequence[OutputProbe]) -> 
         probes: See `output_probes`.
     """
     outputs = []
-    for inputs, token_mask in probes:
+    for inputs in probes:
+        token_mask = inputs.get("decoder_attention_mask", inputs["attention_mask"]).bool()
         # A classifier of texts may not know padding, so its head sees one text without any.
         first = {key: tensor[:1] for key, tensor in inputs.items()}
         for reader, read, mask in ((base_of(model), inputs, token_mask), (model, first, token_mask[:1])):
@@ -190,10 +172,8 @@ def require_same_outputs(
     for output, reference in zip(got, expected, strict=True):
         error = relative_error(output.values, reference.values, reference.values, reference.token_mask)
         if not error < BOUNDS[dtype]:
-            raise InputError(
-                f"{name} cannot be observed exactly: {changed}, its output differs by {number(error, digits=2)} "
-                f"(relative; the limit is {number(BOUNDS[dtype], digits=1)} in {dtype})"
-            )
+            differs = difference_in_words(f"{changed}, its output", error, BOUNDS[dtype], dtype)
+            raise InputError(f"{name} cannot be observed exactly: {differs}")
 
 
 def _lengths(model: PreTrainedModel) -> tuple[tuple[int, ...], ...]:
@@ -280,7 +260,7 @@ class _Proof:
             self.position_terms = self.position_terms or terms.differ(block)
             rebuilt, weights = (heads.transpose(1, 2).flatten(2) for heads in (terms.weights(block), block.weights))
             error = relative_error(rebuilt, weights, weights, block.token_mask)
-            self._note([Difference(block.layer, "weights from query, key and scale", error)])
+            self._note([Difference(block.layer, "attention weight from query, key and scale", error)])
             # The other terms hide keys as the model does, so what the block takes for visible is compared as well.
             weighed, seen = (block.weights > 0).any(dim=1), block.alpha.seen.of().any(dim=1)
             wrong = ((weighed != seen) & block.token_mask.unsqueeze(-1)).any()
@@ -300,7 +280,7 @@ class _Proof:
         for part, of in _OF_A_TOKEN.items():
             expected, got = (of(each)[:, ::2] for each in (before[block.layer], block))
             error = relative_error(got, expected, expected, block.token_mask[:, ::2])
-            self._note([Difference(block.layer, f"{part} of a token when other tokens change", error)])
+            self._note([Difference(block.layer, f"{part} of a token", error, "when other tokens change, ")])
         self._layer = block.layer
 
     def _compare_feed_forward(self, expected: UntouchedPass, block: FeedForwardBlock) -> None:
@@ -344,27 +324,23 @@ class _Proof:
         for difference in differences:
             self._check(difference, self._bound)
             if difference.error > self.worst.error:
-                self.worst = Verification(difference.error, difference.layer, difference.part)
+                self.worst = Verification(float(difference.error), difference.layer, difference.part)
 
     def _check(self, difference: Difference, bound: float) -> None:
-        layer, part, error = difference
+        error, dtype = float(difference.error), self._model.dtype
         if math.isnan(error):
             raise InputError(
-                f"model.name={self._name}: the {part} of layer {layer} is not a number, so its config or its weights are "
-                "unusable; check the config's values, or set device.dtype=float64"
-            )
-        if error >= bound and precision_explains(error, self._scores.get(layer, 0.0), self._model.dtype):
-            kind = str(self._model.dtype).removeprefix("torch.")
-            raise InputError(
-                f"{self._name} cannot be observed exactly: the {part} of layer {layer} differs by {number(error, digits=2)} "
-                f"(relative; the limit is {number(bound, digits=1)} in {kind}); {too_large(self._scores[layer])}"
+                f"model.name={self._name}: {difference.what} is not a number, so its config or its weights are unusable; "
+                "check the config's values, or set device.dtype=float64"
             )
         if error >= bound:
-            raise InputError(
-                f"{self._name} cannot be observed exactly: the {part} of layer {layer} differs by {number(error, digits=2)} "
-                f"(relative; the limit is {number(bound, digits=1)} in {self._model.dtype}); the model may do something there "
-                f"that no rule covers (a multiplier, a norm, dropout that stays on); see {self._layout.source}"
+            otherwise = (
+                "; the model may do something there that no rule covers (a multiplier, a norm, dropout that stays on); see "
+                f"{self._layout.source}"
             )
+            score = self._scores.get(difference.layer, 0.0)
+            differs = difference_in_words(difference.what, error, bound, dtype, score, otherwise)
+            raise InputError(f"{self._name} cannot be observed exactly: {differs}")
 
 
 def _check_evaluation(model: nn.Module, name: str) -> None:
@@ -409,24 +385,12 @@ def _explained(dtype: torch.dtype, name: str) -> Iterator[None]:
         raise InputError(f"device.dtype={kind}: {name} cannot run in it: {reason}; set device.dtype=float32") from error
 
 
-def _probes(model: PreTrainedModel, layout: ModelLayout, lengths: tuple[int, ...]) -> dict[str, Tensor]:
-    """A probe batch, with one for the decoder if that is observed."""
-    inputs = _probe(model, embeddings_of(model).num_embeddings, lengths)
-    if layout.reads_target:
+def _probe(model: PreTrainedModel, lengths: tuple[int, ...], *, reads_target: bool) -> dict[str, Tensor]:
+    """A probe batch, with one for the decoder if the model reads a target as well."""
+    device = execution_device(model)
+    inputs = random_tokens(model, embeddings_of(model).num_embeddings, lengths, device)
+    if reads_target:
         vocabulary = embeddings_of(model.get_decoder()).num_embeddings  # a Marian model may have two
-        target = _probe(model, vocabulary, lengths[::-1])
+        target = random_tokens(model, vocabulary, lengths[::-1], device)
         inputs |= {f"decoder_{key}": tensor for key, tensor in target.items()}
     return inputs
-
-
-def _probe(model: PreTrainedModel, vocabulary: int, lengths: tuple[int, ...]) -> dict[str, Tensor]:
-    """Token ids that stand for nothing, right-padded; the same at every run."""
-    generator = torch.Generator().manual_seed(0)
-    padding = padding_of(model)
-    ids = torch.randint(vocabulary, (len(lengths), max(lengths)), generator=generator)
-    token_mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
-    if padding is not None:
-        # Some models find their positions by looking for padding: none may stand among the tokens.
-        ids = torch.where(ids == padding, (ids + 1) % vocabulary, ids).masked_fill(~token_mask, padding)
-    device = execution_device(model)
-    return {"input_ids": ids.to(device), "attention_mask": token_mask.long().to(device)}

@@ -30,6 +30,11 @@ def with_vectors(
     return ((vectors, *args[1:]), {**kwargs}) if args else ((), {**kwargs, key_of_vectors(kwargs): vectors})
 
 
+def vectors_from(output: Any) -> Any:
+    """The vectors that a module has returned: its output, or the first of several."""
+    return output[0] if isinstance(output, tuple | list) else output
+
+
 def key_of_vectors(kwargs: Mapping[str, Any]) -> str:
     """The name of the vectors among keyword arguments of a module: that of the first tensor, unless one is `hidden_states`."""
     tensors = (key for key, value in kwargs.items() if isinstance(value, Tensor))

@@ -217,6 +217,15 @@ class ModelLayout:
         return tuple(dict.fromkeys(site.residual.norm_position for site in self.sites))
 
 
+def by_size(vectors: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Vectors with axes (text, token, dimension), whose first axes have these sizes, from any order of the axes."""
+    if vectors.ndim != 3 or vectors.shape[:2] == size:
+        return vectors
+    if vectors.shape[:2] == size[::-1]:
+        return vectors.transpose(0, 1)
+    return vectors.mT if (vectors.shape[0], vectors.shape[2]) == size else vectors
+
+
 def embeddings_of(model: Any) -> nn.Embedding:
     """The token embedding of a model, or of one of its stacks."""
     embeddings = model.get_input_embeddings()

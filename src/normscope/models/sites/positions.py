@@ -1,6 +1,6 @@
 """The longest sequence that a model's learned positions allow, determined from what the model looks up."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.models.stored.model_code import model_code
+from normscope.models.stored.model_code import StopForward, model_code
 from normscope.models.stored.stored_weights import execution_device
 
 # Positions and relative positions alike grow with the length; only those of tokens are one per token.
@@ -52,40 +52,56 @@ def _inputs(model: PreTrainedModel, length: int, device: torch.device, *, reads_
 
 
 def _lookups(model: PreTrainedModel, layer: nn.Module, inputs: Mapping[str, Tensor]) -> dict[int, tuple[int, Tensor]]:
-    """The embeddings that are looked up before a layer, and with which ids; by the address of their weights."""
+    """The rows of the embeddings that are looked up before a layer, and with which ids; by the address of their weights."""
     handle = layer.register_forward_pre_hook(_stop)
     try:
-        with torch.inference_mode(), model_code(model), _Lookups() as lookups:
+        with torch.inference_mode(), model_code(model), Lookups() as lookups:
             model(**inputs)
-    except _Reached:
+    except StopForward:
         pass
     finally:
         handle.remove()
-    return lookups.found
-
-
-class _Reached(Exception):
-    """The layer was reached."""
+    return {weight.data_ptr(): (len(weight), ids) for weight, ids in reversed(lookups.found)}
 
 
 def _stop(*_arguments: Any) -> None:
-    raise _Reached
+    raise StopForward
 
 
-class _Lookups(TorchFunctionMode):
-    """Records every embedding that is looked up."""
+class Lookups(TorchFunctionMode):
+    """While active, records every embedding that is looked up."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[int, tuple[int, Tensor]] = {}
+        self.found: list[tuple[Tensor, Tensor]] = []
+        """The weights and the ids."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if function is nn.functional.embedding:
             ids, weight = args[:2]
-            self.found.setdefault(weight.data_ptr(), (len(weight), ids))
+            self.found.append((weight, ids))
         return function(*args, **(kwargs or {}))
+
+
+def random_tokens(model: nn.Module, vocabulary: int, lengths: Sequence[int], device: torch.device) -> dict[str, Tensor]:
+    """A batch of texts whose token ids stand for nothing, right-padded; the same at every call.
+
+    Args:
+        model: The model that will read them.
+        vocabulary: Number of token ids.
+        lengths: Number of tokens of each text.
+        device: Where the model runs.
+    """
+    generator = torch.Generator().manual_seed(0)
+    padding = padding_of(model)
+    ids = torch.randint(vocabulary, (len(lengths), max(lengths)), generator=generator)
+    token_mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
+    if padding is not None:
+        # Some models find their positions by looking for padding: none may stand among the tokens.
+        ids = torch.where(ids == padding, (ids + 1) % vocabulary, ids).masked_fill(~token_mask, padding)
+    return {"input_ids": ids.to(device), "attention_mask": token_mask.long().to(device)}
 
 
 def padding_of(model: nn.Module) -> int | None:

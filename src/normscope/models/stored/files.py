@@ -59,7 +59,6 @@ _OF_TOKENIZERS = ("tokenizer*", "vocab*", "merges.txt", "*.model")
 _MOST, _MOST_OF_TOKENIZERS = 64 * MIB, 512 * MIB
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-_CONNECT_SECONDS = 2.0
 
 
 @dataclasses.dataclass(frozen=True)

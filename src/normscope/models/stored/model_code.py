@@ -18,6 +18,10 @@ _PASSING = (
 """Modules of ours through which the operations of a model pass. What they raise is due to what the model passes to them."""
 
 
+class StopForward(Exception):
+    """Ends a forward pass when the rest of it is not needed."""
+
+
 @contextlib.contextmanager
 def model_code(model: nn.Module, on: str = "") -> Iterator[None]:
     """A context in which a model runs: an exception of its own code becomes one line that names the module.
