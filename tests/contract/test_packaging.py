@@ -10,7 +10,6 @@ import sys
 import sysconfig
 import tomllib
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -159,19 +158,6 @@ def test_windows_is_refused_in_one_line(monkeypatch):
         importlib.reload(normscope)
 
 
-@pytest.mark.parametrize("version", ["3.12", "3.13"])
-def test_later_pythons_compile_the_code(version):
-    """Without a warning. No test runs there, but in the CI workflow, on 3.13."""
-    python = shutil.which(f"python{version}")
-    if python is None or subprocess.run([python, "--version"], capture_output=True).returncode:
-        pytest.skip(f"Python {version} is not installed")
-    code = (
-        "import pathlib, sys; [compile(p.read_text(), str(p), 'exec') for p in pathlib.Path(sys.argv[1]).rglob('*.py')]"
-    )
-    outcome = subprocess.run([python, "-W", "error", "-c", code, str(ROOT / "src")], capture_output=True, text=True)
-    assert (outcome.returncode, outcome.stderr) == (0, "")
-
-
 def test_every_import_is_a_dependency_and_every_dependency_is_imported():
     imported = set()
     for path in (ROOT / "src").rglob("*.py"):
@@ -209,12 +195,6 @@ def test_extras_of_the_documentation_exist():
 def test_messages_name_packages_that_an_index_has():
     for path in (ROOT / "src").rglob("*.py"):
         assert not re.search(r"pip install '?normscope\b", path.read_text()), path
-
-
-@pytest.mark.parametrize("name", sorted(EXTRAS))
-def test_the_extras_are_installed_where_the_tests_run(name):
-    for requirement in EXTRAS[name]:
-        assert requirement.specifier.contains(metadata.version(requirement.name)), requirement
 
 
 def _entries(bibtex: str) -> dict[str, dict[str, str]]:

@@ -82,9 +82,15 @@ def test_a_recording_is_one_full_pass(family):
 
 
 @pytest.mark.spread(3)
-@pytest.mark.parametrize("family", ["gemma2", "gpt2", "gpt_oss", "granite", "mistral", "qwen3"])
-@pytest.mark.parametrize("measure", ["norm", "share", "score"])
-def test_what_is_carried_is_recorded_too(family, measure):
+@pytest.mark.parametrize(
+    ("measure", "family"),
+    [
+        *(("norm", family) for family in ("gpt2", "gpt_oss", "granite")),
+        *(("share", family) for family in ("gpt_oss", "mistral", "qwen3")),
+        *(("score", family) for family in ("gemma2", "granite", "mistral")),
+    ],
+)
+def test_what_is_carried_is_recorded_too(measure, family):
     model = generator(family)
     with normscope.record_attention(model, keys=REGIONS, measure=measure) as recorded:
         ids = generated(model)

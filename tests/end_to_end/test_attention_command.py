@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 
 import normscope
-from tests.end_to_end.browser import needs_browser, opened
 from tests.end_to_end.shell import run_here
 
 TEXT = "The old bridge was closed, so we crossed the river."
@@ -57,17 +56,6 @@ def test_what_is_typed_is_what_is_asked(capsys, monkeypatch, tmp_path, saved_mod
         **asked,
     )
     np.testing.assert_array_equal(table[asked["measure"]].to_numpy(), found.values.ravel())
-
-
-@pytest.mark.slow
-@needs_browser
-def test_the_page_in_a_browser(capsys, monkeypatch, tmp_path, saved_model):
-    folder = tmp_path / "out"
-    attended(capsys, monkeypatch, folder, "queries=words", "keys=words", f"model.name={saved_model}")
-    dom, console = opened(folder / "attention.html")
-    assert console == []
-    assert "α (attention weight)" in dom
-    assert "receives from" in dom
 
 
 @pytest.mark.spread(4)

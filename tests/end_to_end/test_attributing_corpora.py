@@ -124,9 +124,8 @@ def questions(capsys, monkeypatch, tmp_path, causal):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["token", "word"])
-def test_answers_of_a_column_are_attributed(questions, tmp_path, level):
-    outcome = questions("analysis.attribution.target=answer", "dataset.pair_column=reply", f"level={level}")
+def test_answers_of_a_column_are_attributed(questions, tmp_path):
+    outcome = questions("analysis.attribution.target=answer", "dataset.pair_column=reply", "level=word")
     assert outcome.status == 0, outcome.err
     metrics = json.loads((tmp_path / "run/results.json").read_text())["metrics"]
     assert {"attribution/answer/comprehensiveness/decompx", "attribution/answer/sufficiency/random"} <= metrics.keys()

@@ -286,9 +286,11 @@ def test_a_bad_config_gives_one_line_without_warnings(tmp_path, saved_model):
     folder = broken_copy(saved_model, tmp_path)
     config = json.loads((folder / "config.json").read_text()) | {"rope_scaling": "foo"}
     (folder / "config.json").write_text(json.dumps(config))
-    with warnings.catch_warnings(), contextlib.suppress(InputError):
+    with warnings.catch_warnings():
         warnings.simplefilter("error")
-        open_model(ModelOptions(name=str(folder), seed=0))
+        with pytest.raises(InputError, match=r"its config\.json cannot be used") as raised:
+            open_model(ModelOptions(name=str(folder), seed=0))
+    assert "\n" not in str(raised.value)
 
 
 def with_longest_sequence(folder: Path, limit: object) -> Path:

@@ -55,7 +55,7 @@ def test_a_damaged_record_of_failures_is_refused_before_the_first_job(capsys, mo
     assert [path.name for path in tmp_path.iterdir()] == [runs.FAILURES]
 
 
-@pytest.mark.parametrize("content", [b"\xff", b"[", b"3", b'{"status": "completed"}'])
+@pytest.mark.parametrize("content", [b"\xff", b'{"status": "completed"}'])
 @pytest.mark.spread(1)
 def test_damaged_results_in_the_folder_of_a_sweep(capsys, monkeypatch, tmp_path, content):
     (tmp_path / "other").mkdir()

@@ -201,17 +201,6 @@ def test_long_texts_are_shown_without_what_is_too_large(capsys, monkeypatch, tmp
 
 @pytest.mark.slow
 @needs_browser
-def test_the_page_in_a_browser(capsys, monkeypatch, tmp_path, saved_model):
-    explained(capsys, monkeypatch, tmp_path / "out", TEXT, f"model.name={saved_model}")
-    dom, console = opened(tmp_path / "out" / "explain.html")
-    assert console == []
-    assert "DecompX" in dom
-    assert "share (of the block" in dom
-    assert "Strongest: layer" in dom
-
-
-@pytest.mark.slow
-@needs_browser
 def test_a_page_without_maps_in_a_browser(capsys, monkeypatch, tmp_path, saved_model):
     monkeypatch.setattr(answers, "_LARGEST", 100)
     explained(capsys, monkeypatch, tmp_path / "out", TEXT, f"model.name={saved_model}")

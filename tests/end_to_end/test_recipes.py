@@ -76,23 +76,6 @@ def test_feed_forward_networks_of_the_papers_models():
         assert job.recipe.paper is None
 
 
-@pytest.mark.slow
-def test_feed_forward_networks_of_a_masked_language_model(capsys, monkeypatch, tmp_path, saved_model):
-    arguments = [
-        "experiment=kobayashi2024",
-        "dataset=sample",
-        f"model.name={saved_model}",
-        "dataset.limit=6",
-        "tracking=disabled",
-    ]
-    outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={tmp_path}", "report.enabled=false")
-    assert outcome.status == 0, outcome.err
-    change = pd.read_parquet(tmp_path / "tables/feedforward_change.parquet")
-    assert set(change["step"]) == {"ff", "res", "ln", "ff+res", "ff+res+ln"}
-    assert (change["count"] == 6).all()
-    assert not (tmp_path / "tables/comparison.parquet").exists()
-
-
 @pytest.mark.parametrize(
     ("more", "decompx"),
     [([], 0.627), (["model=bert-mnli", "dataset=mnli"], 0.703)],
@@ -266,18 +249,6 @@ def test_published_numbers_name_metrics_that_a_run_has(capsys, monkeypatch, tmp_
         names = {name for name in names if not name.startswith("alignment/")}  # test_alignment.py
         assert names
         assert names <= set(metrics), names - set(metrics)
-
-
-def test_segments_are_told_apart(tokenizer):
-    from normscope.data.encoding import Encoder
-    from normscope.data.examples import CorpusCounts, Example
-    from normscope.data.options import DatasetKind, DatasetOptions, Segments
-    from tests.unit.test_data import Reader
-
-    for segments, expected in ((Segments.pair, [0, 0, 0, 1, 1]), (Segments.zero, [0] * 5)):
-        options = DatasetOptions(kind=DatasetKind.sample, segments=segments, seed=0)
-        sequence = Encoder(Reader(tokenizer), options).encode([Example("one", "two")], CorpusCounts())[0]
-        assert sequence.token_type_ids.tolist() == expected
 
 
 def test_every_paper_has_its_page():

@@ -10,6 +10,8 @@ import torch
 import normscope
 from normscope.data.batching import LOOKAHEAD
 from normscope.data.encoders import ComparedPairs
+from normscope.data.text_files import TextFile
+from normscope.errors import InputError
 from normscope.results.figures import TextPair, read_figure
 from normscope.running import memory
 from normscope.running.memory import BatchRunner
@@ -358,13 +360,13 @@ def test_prompts_are_chosen(command, encoder, prompts, texts):
         ),
     ],
 )
-@pytest.mark.spread(1)
-def test_a_ranking_that_cannot_be_read_is_one_line(command, encoder, tmp_path, row, message):
+def test_a_ranking_that_cannot_be_read_is_one_line(tmp_path, row, message):
     rows = [*RANKINGS, {"query": "rain", "documents": ["One.", "Two."]} | row]
-    outcome, _ = ranked(command, encoder, tmp_path, rows=rows)
-    assert outcome.status == 2
-    assert f"row 3 of {tmp_path / 'rankings.jsonl'}: {message}" in outcome.err
-    assert len(outcome.err.strip().splitlines()) == 1
+    path = written(tmp_path / "rankings.jsonl", rows)
+    with pytest.raises(InputError) as caught:
+        list(TextFile(path).examples())
+    assert f"row 3 of {path}: {message}" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow
