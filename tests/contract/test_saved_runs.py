@@ -67,6 +67,12 @@ def test_a_run_is_read():
     )
 
 
+def test_figures_of_a_run_are_read():
+    run = normscope.read(RUN)
+    assert set(run.figures) == {path.stem for path in (RUN / "figures").glob("*.parquet")}
+    assert all(len(figure.table) and figure.caption for figure in run.figures.values())
+
+
 def test_tables_have_the_types_that_are_declared():
     for name, rows in normscope.read(RUN).tables.items():
         kinds = DECLARED[name].kinds
