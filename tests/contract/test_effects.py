@@ -6,7 +6,6 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 import normscope
-from normscope.attribution.effects import attribute_with_effects
 from normscope.attribution.passes import held_pass
 from normscope.errors import InputError
 from tests.contract.test_answers import causal
@@ -27,13 +26,14 @@ def test_effects_add_up(family, family_model, direct):
     generator = torch.Generator().manual_seed(1)
     target = (passed.returned * torch.randn(passed.hidden.shape, generator=generator, dtype=torch.float64)).sum()
     # Together with another scalar, whose effects are its own.
-    _, (effects, other) = attribute_with_effects(passed, torch.stack([target, -2 * target]), direct=direct)
-    _, (alone,) = attribute_with_effects(passed, target[None], direct=direct)
+    several = torch.stack([target, -2 * target])
+    effects, other = (passed.effects(each, direct=direct) for each in several)
+    alone = passed.effects(target, direct=direct)
     for name in ("heads", "networks", "rest", "bias"):
-        for several, factor in ((effects, 1), (other, -2)):
+        for found, factor in ((effects, 1), (other, -2)):
             of_alone = factor * getattr(alone, name)
             torch.testing.assert_close(
-                getattr(several, name), of_alone, rtol=1e-9, atol=1e-10 * float(of_alone.abs().max())
+                getattr(found, name), of_alone, rtol=1e-9, atol=1e-10 * float(of_alone.abs().max())
             )
     size = effects.heads.abs().sum() + effects.rest.abs().sum() + target.detach().abs()
     found = effects.heads.sum(dim=(1, 2))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +17,7 @@ from normscope.api.arguments import chosen, single_text
 from normscope.api.attribution import Attribution, table_of_effects
 from normscope.api.regions import sums_of_spans
 from normscope.api.targets import Answer, check_linear, next_token_head
-from normscope.attribution.effects import Effects, attribute_with_effects
-from normscope.attribution.passes import HeldPass, held_pass
+from normscope.attribution.passes import Effects, HeldPass, held_pass
 from normscope.attribution.scalars import ScalarAttribution, attribute_scalars
 from normscope.data.batching import Batch
 from normscope.data.options import Level
@@ -36,39 +35,41 @@ _SUMMED = {
 """What is said of the number that an answer's tokens add up to."""
 
 
-class Rules(NamedTuple):
-    """How scores are made."""
+class Asked(NamedTuple):
+    """What is attributed, and what it is attributed to; see `attribute`."""
 
+    target: object
+    against: str | int | list[int] | tuple[str, str] | None
+    spans: Mapping[str, tuple[int, int]] | None
+    columns: tuple[str, ...] | None
+    """Those of the table of effects; None without one."""
+    direct: bool
+    level: Level
     bias: ValueBias
     through: bool
     """Whether attention weights are followed as well."""
 
 
 def attributed_answer(
-    model: LoadedModel,
-    prompt: Batch,
-    asked: tuple[Answer, str | int | list[int] | None],
-    owners: Sequence[str] | None,
-    rules: Rules,
-    level: Level,
-    direct: bool | None,
+    model: LoadedModel, prompt: Batch, target: Answer, asked: Asked, owners: Sequence[str] | None
 ) -> Attribution:
     """Attribute an answer, or the difference between two answers to the same prompt.
 
     Args:
         prompt: What the answers follow.
-        asked: The answer, and the one that is subtracted, if there is one.
+        target: The answer.
+        asked: What it is compared with, and how; its target is left aside.
         owners: The span of each token of the prompt; None without spans.
-        direct: Whether to find direct or total effects; None for neither.
     """
-    target, against = asked
+    against = asked.against
+    assert not isinstance(against, tuple)
     if isinstance(against, int):
         raise InputError(f"against={against}: expected another answer, as a text or a list of token ids")
     _ = model.verification
-    found = [_attribute(model, prompt, target, rules, level, direct)]
+    found = [_attribute(model, prompt, target, asked)]
     if against is not None:
         other = dataclasses.replace(target, answer=against, matrix=False)
-        found.append(_attribute(model, prompt, other, rules, level, direct))
+        found.append(_attribute(model, prompt, other, asked))
     length = prompt.input_ids.shape[1]
     names = [each.batch.unit_texts(model.tokenizer) for each in found]
     numbers = [each.batch.unit_numbers for each in found]
@@ -76,7 +77,7 @@ def attributed_answer(
     signed = [sign * each.parts.scores[0].cpu().numpy() for sign, each in zip((1, -1), found, strict=False)]
     of_units = [np.bincount(units, scores) for units, scores in zip(numbers, signed, strict=True)]
     in_prompt = np.sum([scores[:length] for scores in signed], axis=0)
-    if AnswerMeasure(target.measure) is AnswerMeasure.logit and not rules.through:
+    if AnswerMeasure(target.measure) is AnswerMeasure.logit and not asked.through:
         for each in found:
             size = float(each.parts.scores.abs().sum())
             check_linear("the logit of the answer", float(each.parts.remainder), size, model.dtype)
@@ -98,7 +99,7 @@ def attributed_answer(
         sides=dict(zip(("prompt", "answer", "against"), counts, strict=False)),
         matrix=_matrix(model, found[0], names[0]),
         spans=None if owners is None else sums_of_spans(in_prompt, owners),
-        effects=None if direct is None else _effects(found, names, numbers, asked_units),
+        effects=None if asked.columns is None else _effects(found, names, numbers, asked_units),
     )
 
 
@@ -155,44 +156,40 @@ class _Found(NamedTuple):
     """What the parts of the model add to the sum; None unless asked for."""
 
 
-def _attribute(
-    model: LoadedModel, prompt: Batch, target: Answer, rules: Rules, level: Level, direct: bool | None = None
-) -> _Found:
+def _attribute(model: LoadedModel, prompt: Batch, target: Answer, asked: Asked) -> _Found:
     """Attribute an answer, in one pass over the prompt and the answer.
 
     Args:
         prompt: What the answer follows.
-        direct: Whether to find direct or total effects; None for neither.
 
     Raises:
         InputError: If the answer is empty, invalid or too long, or the model predicts no tokens.
     """
     head = next_token_head(model, "Answer")
     measure = chosen("measure", target.measure, AnswerMeasure)
-    asked: list[int] = prompt.input_ids[0].tolist()
+    before: list[int] = prompt.input_ids[0].tolist()
     answer = _continued(model, head, prompt, target.tokens) if target.answer is None else _given(model, target.answer)
-    ids = [*asked, *answer[:-1]]
+    ids = [*before, *answer[:-1]]
     if model.max_length is not None and len(ids) > model.max_length:
         raise InputError(
-            f"answer: the text ({counted(len(asked), 'token')}) and the answer ({len(answer)}) exceed {model.max_length} "
+            f"answer: the text ({counted(len(before), 'token')}) and the answer ({len(answer)}) exceed {model.max_length} "
             f"tokens, the limit of {model.name}"
         )
     encoding = BatchEncoding({"input_ids": [ids], "attention_mask": [[1] * len(ids)]})
-    batch = single_text(model, encoding, "attribute", level)
-    passed = held_pass(
-        model.model, model.layout, batch.model_inputs(), head, parts=direct is not None, through=rules.through
-    )
+    batch = single_text(model, encoding, "attribute", asked.level)
+    by_part = asked.columns is not None
+    passed = held_pass(model.model, model.layout, batch.model_inputs(), head, parts=by_part, through=asked.through)
+    by_token, effects = None, None
     with torch.inference_mode(False), torch.enable_grad():
-        values = _values(passed, len(asked) - 1, answer, measure)
-        by_token = attribute_scalars(passed, values, rules.bias) if target.matrix else None
-        if direct is not None:
-            parts, (effects,) = attribute_with_effects(passed, values.sum()[None], rules.bias, direct=direct)
-            return _Found(batch, answer, parts, None if by_token is None else by_token.scores, effects)
-        if by_token is None:
-            return _Found(batch, answer, attribute_scalars(passed, values.sum()[None], rules.bias), None, None)
-    fields = dataclasses.fields(ScalarAttribution)
-    parts = ScalarAttribution(*(getattr(by_token, field.name).sum(dim=0, keepdim=True) for field in fields))
-    return _Found(batch, answer, parts, by_token.scores, None)
+        values = _values(passed, len(before) - 1, answer, measure)
+        if target.matrix:
+            by_token = attribute_scalars(passed, values, asked.bias)
+            parts = by_token.sum
+        else:
+            parts = attribute_scalars(passed, values.sum()[None], asked.bias)
+        if by_part:
+            effects = passed.effects(values.sum(), direct=asked.direct)
+    return _Found(batch, answer, parts, None if by_token is None else by_token.scores, effects)
 
 
 def _values(passed: HeldPass, position: int, answer: Sequence[int], measure: AnswerMeasure) -> Float[Tensor, " answer"]:

@@ -2,19 +2,18 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, overload
+from typing import overload
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from transformers import BatchEncoding
 
-from normscope.api.answers import Rules, attributed_answer
+from normscope.api.answers import Asked, attributed_answer
 from normscope.api.arguments import checked, chosen, exclusive, single_text
 from normscope.api.attribution import Attribution, Attributions, table_of_effects
 from normscope.api.regions import OTHER_PAIR, PAIR, owners_of_tokens, sums_of_spans
 from normscope.api.targets import Answer, Label, NextToken, Target, check_linear, prepared, token_number
-from normscope.attribution.effects import Effects, attribute_with_effects
 from normscope.attribution.methods import check_followed
 from normscope.attribution.passes import held_pass, held_translation
 from normscope.attribution.scalars import attribute_scalars
@@ -23,6 +22,7 @@ from normscope.data.options import Level
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError
 from normscope.maths.choices import AttentionRule, ValueBias
+from normscope.maths.tensors import wide
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import Text, describe_type, is_single, plain_ids
 
@@ -125,40 +125,24 @@ def attribute(
     """
     columns, of_level = _columns(by, direct=direct), chosen("level", level, Level)
     rules = _rules(bias, attention, by_part=columns is not None)
-    return _attributed(model, text, _Asked(target, against, spans, columns, direct, of_level, *rules))
+    return _attributed(model, text, Asked(target, against, spans, columns, direct, of_level, *rules))
 
 
-def _rules(bias: str, attention: str, *, by_part: bool) -> Rules:
-    """How scores are made.
+def _rules(bias: str, attention: str, *, by_part: bool) -> tuple[ValueBias, bool]:
+    """Where the value biases go, and whether attention weights are followed as well.
 
     Args:
         by_part: Whether the parts of the model are told apart.
     """
-    rules = Rules(
-        chosen("bias", bias, ValueBias), chosen("attention", attention, AttentionRule) is AttentionRule.through
-    )
-    for name, is_set in {"by": by_part, "bias=decompx": rules.bias is ValueBias.decompx}.items():
-        if rules.through and is_set:
+    rule = chosen("bias", bias, ValueBias)
+    through = chosen("attention", attention, AttentionRule) is AttentionRule.through
+    for name, is_set in {"by": by_part, "bias=decompx": rule is ValueBias.decompx}.items():
+        if through and is_set:
             raise InputError(f"{name}: not defined with attention=through; leave one of them out")
-    return rules
+    return rule, through
 
 
-class _Asked(NamedTuple):
-    """What is attributed, and what it is attributed to; see `attribute`."""
-
-    target: object
-    against: str | int | list[int] | tuple[str, str] | None
-    spans: Mapping[str, tuple[int, int]] | None
-    columns: tuple[str, ...] | None
-    """Those of the table of effects; None without one."""
-    direct: bool
-    level: Level
-    bias: ValueBias
-    through: bool
-    """Whether attention weights are followed as well."""
-
-
-def _attributed(model: LoadedModel, text: object, asked: _Asked) -> Attribution | Attributions:
+def _attributed(model: LoadedModel, text: object, asked: Asked) -> Attribution | Attributions:
     text, several = plain_ids(text), isinstance(asked.target, list)
     if is_single(text):
         found = _of_text(model, text, asked)
@@ -174,7 +158,7 @@ def _attributed(model: LoadedModel, text: object, asked: _Asked) -> Attribution 
     return Attributions([_of_text(model, each, asked)[0] for each in text])
 
 
-def _of_text(model: LoadedModel, text: object, asked: _Asked) -> list[Attribution]:
+def _of_text(model: LoadedModel, text: object, asked: Asked) -> list[Attribution]:
     """The attributions of one text, one for each target."""
     targets = asked.target if isinstance(asked.target, list) else [asked.target]
     if not targets:
@@ -190,17 +174,14 @@ def _of_text(model: LoadedModel, text: object, asked: _Asked) -> list[Attributio
         return [_against_pair(model, text, target, asked.against, asked) for target in targets]
     owners = owners_of_tokens(model, text, batch, asked.spans)
     if isinstance(targets[0], Answer):
-        direct = None if asked.columns is None else asked.direct
-        answer = targets[0], asked.against
-        rules = Rules(asked.bias, asked.through)
-        found = [attributed_answer(model, batch, answer, owners, rules, asked.level, direct)]
+        found = [attributed_answer(model, batch, targets[0], asked, owners)]
     else:
         found = _of_scalars(model, batch, targets, owners, asked)
     return found if asked.columns is None else [_grouped(each, asked) for each in found]
 
 
 def _of_scalars(
-    model: LoadedModel, batch: Batch, targets: Sequence[object], owners: Sequence[str] | None, asked: _Asked
+    model: LoadedModel, batch: Batch, targets: Sequence[object], owners: Sequence[str] | None, asked: Asked
 ) -> list[Attribution]:
     """The attributions of numbers of a single stack, in one pass, with all effects if any were asked for."""
     assert not isinstance(asked.against, tuple)
@@ -214,14 +195,12 @@ def _of_scalars(
     passed = held_pass(model.model, model.layout, inputs, head, parts=parts_wanted, through=asked.through)
     with torch.inference_mode(False), torch.enable_grad():
         values, names = zip(*(each.evaluate(passed) for each in ready), strict=True)
-        effects: Sequence[Effects | None] = [None] * len(values)
         constants = torch.cat([each.constant(passed) for each in ready])
-        if asked.columns is None:
-            parts = attribute_scalars(passed, torch.cat(values), asked.bias, constants=constants)
-        else:
-            parts, effects = attribute_with_effects(
-                passed, torch.cat(values), asked.bias, direct=asked.direct, constants=constants
-            )
+        parts = attribute_scalars(passed, torch.cat(values), asked.bias, constants=constants)
+        effects = [
+            passed.effects(value[0], wide(constant).detach(), direct=asked.direct) if parts_wanted else None
+            for value, constant in zip(values, constants, strict=True)
+        ]
     for each, what, scores, remainder in zip(ready, names, parts.scores, parts.remainder, strict=True):
         if each.is_linear and not asked.through:
             check_linear(what, float(remainder), float(scores.abs().sum()), model.dtype)
@@ -243,7 +222,7 @@ def _of_scalars(
 
 
 def _against_pair(
-    model: LoadedModel, text: object, target: object, other: tuple[str, str], asked: _Asked
+    model: LoadedModel, text: object, target: object, other: tuple[str, str], asked: Asked
 ) -> Attribution:
     """A class of one pair of texts, minus the same class of another pair.
 
@@ -306,7 +285,7 @@ def _columns(by: str | Iterable[str] | None, *, direct: bool) -> tuple[str, ...]
     return (*(["layer"] if "layer" in names else []), "part", *(["head"] if "head" in names else []), *of_tokens)
 
 
-def _grouped(found: Attribution, asked: _Asked) -> Attribution:
+def _grouped(found: Attribution, asked: Asked) -> Attribution:
     assert found.effects is not None
     assert asked.columns is not None
     table = found.effects.groupby(list(asked.columns), sort=False, dropna=False)["value"].sum().reset_index()
@@ -323,7 +302,7 @@ def _of_units(scores: Float[np.ndarray, " token"], *sides: Batch) -> Float[np.nd
     return np.concatenate(added)
 
 
-def _next_of_translation(model: LoadedModel, text: object, asked: _Asked) -> Attribution:
+def _next_of_translation(model: LoadedModel, text: object, asked: Asked) -> Attribution:
     target = asked.target
     if not isinstance(target, NextToken):
         raise InputError(f"target: expected a NextToken of a translation, got {describe_type(target)}")

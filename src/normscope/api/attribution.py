@@ -18,7 +18,7 @@ from normscope.api.arguments import checked, chosen
 from normscope.api.attributed_maps import AttributionMap
 from normscope.api.picture import LEGEND, Explorer, Picture, Several, coloured
 from normscope.api.saved import SAVED, read_result, save_result
-from normscope.attribution.effects import Effects
+from normscope.attribution.passes import Effects
 from normscope.errors import InputError, escaped
 from normscope.results.figures import ColouredText, Heatmaps
 from normscope.results.maps import TokenMap

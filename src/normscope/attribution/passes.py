@@ -19,7 +19,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
 from normscope.linear.rules import HeldFixed, Kind, NotAffineError, Stack, Way, kind_of, marked, stack_of, way_of
-from normscope.maths.tensors import wide
+from normscope.maths.tensors import lengthened, wide
 from normscope.models.blocks.block import full_precision
 from normscope.models.infer.layouts import layout_of
 from normscope.models.load.any_module import returned_vectors
@@ -93,16 +93,26 @@ class Back(NamedTuple):
 
 
 class Effects(NamedTuple):
-    """Gradient × value at the parts of a layer, for a single text, in float64."""
+    """What heads and networks add to a scalar, in float64: gradient × what they write, with everything held fixed, of one text.
 
-    heads: Float[Tensor, "head token"]
-    """At what attention adds up, which includes b_V; zero in a layer without attention."""
-    networks: Float[Tensor, " token"]
-    """At what the feed-forward networks add."""
-    bypass: Float[Tensor, " token"]
-    """At the layer's input, along all paths except through attention."""
-    bias: Float[Tensor, ""]
-    """What constants add that come after the values."""
+    The scalar is affine in what any head or network writes. Two gradients answer two questions:
+
+    - **direct**: along the residual connections and their norms alone, so what a part writes into the output itself. The parts
+      of all layers, the embeddings and the biases add up to the scalar. For a logit of a pre-LN model this is direct logit
+      attribution.
+    - **total**: through all later layers as well. Within a layer, the heads, what bypasses attention, and the biases that come
+      later add up to the scalar; parts of different layers do not, since later ones pass on what earlier ones write.
+    """
+
+    heads: Float[Tensor, "layer head token"]
+    """From the values of each token, which include b_V. NaN for heads that a layer does not have."""
+    networks: Float[Tensor, "layer token"]
+    """From what each feed-forward network adds to each token's vector."""
+    rest: Float[Tensor, "before token"]
+    """Total effects: from each layer's inputs, by all ways but through its attention. Direct ones: one row, the embeddings."""
+    bias: Float[Tensor, " before"]
+    """From constants that come later; of direct effects, a single number."""
+    direct: bool
 
 
 class Source(NamedTuple):
@@ -222,17 +232,26 @@ class HeldPass:
         *_, ones, absorbed = map(wide, found)
         return Back(found[: len(self.sources)], found[-3] if values else None, ones, absorbed)
 
-    def effects(self, gradients: Sequence[Tensor], *, direct: bool) -> list[Effects]:
+    def effects(self, target: Tensor, constant: Tensor | float = 0.0, *, direct: bool) -> Effects:
         """What the parts of each layer add to a scalar. The pass must have been made with parts.
 
         Args:
-            gradients: Those at what the model returns; see `at_output`.
+            target: A scalar that autograd has recorded from `output`.
+            constant: What biases outside the model add to it.
             direct: Whether gradients go back only along the residual connections and their norms.
         """
-        return [effects for effects, _ in self._staged(gradients, direct=direct)][::-1]
+        at_output, _ = self.at_output(target)
+        of_layers = [parts for parts, _ in self._staged(at_output, direct=direct)][::-1]
+        of_heads, *others = zip(*of_layers, strict=True)
+        most = max(len(heads) for heads in of_heads)
+        heads = torch.stack([lengthened(each, most, 0, fill=torch.nan) for each in of_heads])
+        networks, before, bias = map(torch.stack, others)
+        if direct:  # those of the first layer's inputs, and all constants
+            before, bias = before[:1], bias[:1]
+        return Effects(heads, networks, before, bias + constant, direct)
 
-    def _staged(self, gradients: Sequence[Tensor], *, direct: bool) -> Iterator[tuple[Effects, "Back"]]:
-        """Layer by layer, from the last to the first: its effects, and the gradients at its leaves."""
+    def _staged(self, gradients: Sequence[Tensor], *, direct: bool) -> Iterator[tuple[Sequence[Tensor], "Back"]]:
+        """Layer by layer, from the last to the first: what its parts add, and the gradients at its leaves."""
         made: list[Tensor] = [made for made, _ in self._affine]
         later = wide(torch.zeros_like(self._ones.detach()))
         for stage in reversed(self.stages):
@@ -241,16 +260,17 @@ class HeldPass:
                 for (_, written), gradient in zip(stage.networks, at.networks, strict=True):
                     at = at.plus(_Gradients.of([written], [gradient], stage, self._ones))
             later = later + wide(at.ones)
-            effects = self._effects(stage, at, later)
+            parts = [*self._parts_of(stage, at), later]
             inputs = at.inputs
             if not direct and stage.from_inputs is not None and at.values is not None:
                 through = _Gradients.of([stage.from_inputs], [at.values], stage, self._ones)
                 inputs, later = inputs + through.inputs, later + wide(through.ones)
-            yield effects, Back([inputs], at.values, later, torch.zeros_like(later))
+            yield parts, Back([inputs], at.values, later, torch.zeros_like(later))
             if stage.entered is not None:
                 made, gradients = [stage.entered], [inputs]
 
-    def _effects(self, stage: Stage, at: "_Gradients", later: Tensor) -> Effects:
+    def _parts_of(self, stage: Stage, at: "_Gradients") -> tuple[Tensor, Tensor, Tensor]:
+        """What heads add (head, token), and networks and the layer's input (token)."""
         tokens = self.token_mask.shape[1]
         heads = wide(stage.inputs.new_zeros(self._heads, tokens))
         if stage.values is not None and at.values is not None:
@@ -259,7 +279,7 @@ class HeldPass:
         for (leaf, _), gradient in zip(stage.networks, at.networks, strict=True):
             networks = networks + (wide(gradient) * wide(leaf.detach())).sum(dim=-1).flatten()
         bypass = self.sources[0]._replace(inputs=stage.inputs).scores(at.inputs)[0]
-        return Effects(heads, networks, bypass, later)
+        return heads, networks, bypass
 
     @property
     def _heads(self) -> int:

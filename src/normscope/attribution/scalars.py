@@ -39,6 +39,12 @@ class ScalarAttribution:
         size = self.scores.abs().sum(dim=-1) + self.bias.abs() + self.remainder.abs()
         return missing.abs() / size.clamp(min=torch.finfo(size.dtype).tiny)
 
+    @property
+    def sum(self) -> "ScalarAttribution":
+        """The parts of the sum of all scalars."""
+        parts = (self.scores, self.bias, self.remainder, self.target)
+        return ScalarAttribution(*(part.sum(dim=0, keepdim=True) for part in parts))
+
 
 def joined(parts: Sequence[ScalarAttribution]) -> ScalarAttribution:
     """The parts of all scalars."""
