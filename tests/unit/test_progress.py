@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from normscope.data.examples import CorpusCounts
-from normscope.reporting.terminal import say, show_table
+from normscope.reporting.terminal import say, show
 from normscope.reporting.weights_and_biases import no_tracker
 from normscope.running.options import run_options
 from normscope.running.progress import CorpusProgress, Phase, Phases, coming
@@ -117,8 +117,12 @@ def test_a_terminal_gets_a_bar_with_throughput(capsys, monkeypatch):
 def test_a_table_has_a_caption(capsys):
     import pandas as pd
 
-    show_table("sinks", pd.DataFrame(), 1)
-    show_table("mixing", pd.DataFrame({"mean": [0.5]}, index=["attn_w"]), 1, "how much comes from others")
+    from normscope.results.findings import Summary
+    from normscope.results.result import Result
+
+    mean = Summary(pd.DataFrame({"mean": [0.5]}, index=["attn_w"]), digits=1, caption="how much comes from others")
+    enabled = {name: {"enabled": True} for name in ("sinks", "mixing")}
+    show(Result(summaries={"sinks": Summary(pd.DataFrame()), "mixing": mean}, config={"analysis": enabled}))
     assert capsys.readouterr().out.splitlines()[1] == "mixing: how much comes from others"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from normscope.errors import InputError, escaped, printable
 from normscope.reporting import terminal
+from normscope.results.findings import Summary
 from normscope.streams import _SPELLED, Printed
 
 HOSTILE = "\x1b]0;title\x07 \x1b[2J\ta\rb\x9b1m\u202eevil\u2028line\u2066x\x00\x7f"
@@ -38,8 +39,8 @@ def test_text_of_every_script_stays(text):
 
 def test_what_a_run_prints_is_escaped(capsys):
     table = pd.DataFrame({HOSTILE: ["a", HOSTILE], "n": [1, 2]}, index=pd.Index([HOSTILE, "b\nc"], name="token"))
-    terminal.show_table(HOSTILE, table, 2, HOSTILE)
-    terminal.show_table("twice", pd.DataFrame([["a", "\x1b"]], columns=["x", "x"]), 2)
+    terminal.show_table(HOSTILE, Summary(table, digits=2, caption=HOSTILE))
+    terminal.show_table("twice", Summary(pd.DataFrame([["a", "\x1b"]], columns=["x", "x"]), digits=2))
     terminal.show_sentence(HOSTILE)
     terminal.say(HOSTILE, "a\nb")
     printed = capsys.readouterr()
