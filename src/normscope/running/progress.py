@@ -257,7 +257,9 @@ class CorpusProgress:
         read = (
             counted(self.examples, "example") if total is None else f"{self.examples:,} of {counted(total, 'example')}"
         )
-        parts = [read, f"{self.tokens_per_second:,.0f} tokens/s"]
+        parts = [read]
+        if round(self.tokens_per_second):  # 0 until the first batch has ended
+            parts.append(f"{self.tokens_per_second:,.0f} tokens/s")
         return ", ".join(parts if left is None else [*parts, f"{duration(left)} left"])
 
     @contextlib.contextmanager
