@@ -32,6 +32,7 @@ def test_an_address_is_read():
         ({"chat": "x"}, "chat=x: expected true or false"),
         ({"through": "x"}, "through=x: expected true or false"),
         ({"target": "x" * 201}, ": expected text of at most 200 characters"),
+        ({"layer": 1}, "layer=1: expected text of at most 100,000 characters"),
         ({"before": 1}, "before=1: expected text of at most 100,000 characters, or null"),
         ({"against": "x"}, "against='x': expected a target as well"),
     ],

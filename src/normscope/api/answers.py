@@ -35,8 +35,8 @@ _SUMMED = {
 """What is said of the number that an answer's tokens add up to."""
 
 
-class Asked(NamedTuple):
-    """What is attributed, and what it is attributed to; see `attribute`."""
+class AttributionCall(NamedTuple):
+    """The arguments of a call of `attribute`, but for the model and the text."""
 
     target: object
     against: str | int | list[int] | tuple[str, str] | None
@@ -51,7 +51,7 @@ class Asked(NamedTuple):
 
 
 def attributed_answer(
-    model: LoadedModel, prompt: Batch, target: Answer, asked: Asked, owners: Sequence[str] | None
+    model: LoadedModel, prompt: Batch, target: Answer, asked: AttributionCall, owners: Sequence[str] | None
 ) -> Attribution:
     """Attribute an answer, or the difference between two answers to the same prompt.
 
@@ -156,7 +156,7 @@ class _Found(NamedTuple):
     """What the parts of the model add to the sum; None unless asked for."""
 
 
-def _attribute(model: LoadedModel, prompt: Batch, target: Answer, asked: Asked) -> _Found:
+def _attribute(model: LoadedModel, prompt: Batch, target: Answer, asked: AttributionCall) -> _Found:
     """Attribute an answer, in one pass over the prompt and the answer.
 
     Args:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from transformers import BatchEncoding
 
-from normscope.api.answers import Asked, attributed_answer
+from normscope.api.answers import AttributionCall, attributed_answer
 from normscope.api.arguments import checked, chosen, exclusive, single_text
 from normscope.api.attribution import Attribution, Attributions, table_of_effects
 from normscope.api.regions import OTHER_PAIR, PAIR, owners_of_tokens, sums_of_spans
@@ -125,7 +125,7 @@ def attribute(
     """
     columns, of_level = _columns(by, direct=direct), chosen("level", level, Level)
     rules = _rules(bias, attention, by_part=columns is not None)
-    return _attributed(model, text, Asked(target, against, spans, columns, direct, of_level, *rules))
+    return _attributed(model, text, AttributionCall(target, against, spans, columns, direct, of_level, *rules))
 
 
 def _rules(bias: str, attention: str, *, by_part: bool) -> tuple[ValueBias, bool]:
@@ -142,7 +142,7 @@ def _rules(bias: str, attention: str, *, by_part: bool) -> tuple[ValueBias, bool
     return rule, through
 
 
-def _attributed(model: LoadedModel, text: object, asked: Asked) -> Attribution | Attributions:
+def _attributed(model: LoadedModel, text: object, asked: AttributionCall) -> Attribution | Attributions:
     text, several = plain_ids(text), isinstance(asked.target, list)
     if is_single(text):
         found = _of_text(model, text, asked)
@@ -158,7 +158,7 @@ def _attributed(model: LoadedModel, text: object, asked: Asked) -> Attribution |
     return Attributions([_of_text(model, each, asked)[0] for each in text])
 
 
-def _of_text(model: LoadedModel, text: object, asked: Asked) -> list[Attribution]:
+def _of_text(model: LoadedModel, text: object, asked: AttributionCall) -> list[Attribution]:
     """The attributions of one text, one for each target."""
     targets = asked.target if isinstance(asked.target, list) else [asked.target]
     if not targets:
@@ -181,7 +181,7 @@ def _of_text(model: LoadedModel, text: object, asked: Asked) -> list[Attribution
 
 
 def _of_scalars(
-    model: LoadedModel, batch: Batch, targets: Sequence[object], owners: Sequence[str] | None, asked: Asked
+    model: LoadedModel, batch: Batch, targets: Sequence[object], owners: Sequence[str] | None, asked: AttributionCall
 ) -> list[Attribution]:
     """The attributions of numbers of a single stack, in one pass, with all effects if any were asked for."""
     assert not isinstance(asked.against, tuple)
@@ -222,7 +222,7 @@ def _of_scalars(
 
 
 def _against_pair(
-    model: LoadedModel, text: object, target: object, other: tuple[str, str], asked: Asked
+    model: LoadedModel, text: object, target: object, other: tuple[str, str], asked: AttributionCall
 ) -> Attribution:
     """A class of one pair of texts, minus the same class of another pair.
 
@@ -285,7 +285,7 @@ def _columns(by: str | Iterable[str] | None, *, direct: bool) -> tuple[str, ...]
     return (*(["layer"] if "layer" in names else []), "part", *(["head"] if "head" in names else []), *of_tokens)
 
 
-def _grouped(found: Attribution, asked: Asked) -> Attribution:
+def _grouped(found: Attribution, asked: AttributionCall) -> Attribution:
     assert found.effects is not None
     assert asked.columns is not None
     table = found.effects.groupby(list(asked.columns), sort=False, dropna=False)["value"].sum().reset_index()
@@ -302,7 +302,7 @@ def _of_units(scores: Float[np.ndarray, " token"], *sides: Batch) -> Float[np.nd
     return np.concatenate(added)
 
 
-def _next_of_translation(model: LoadedModel, text: object, asked: Asked) -> Attribution:
+def _next_of_translation(model: LoadedModel, text: object, asked: AttributionCall) -> Attribution:
     target = asked.target
     if not isinstance(target, NextToken):
         raise InputError(f"target: expected a NextToken of a translation, got {describe_type(target)}")

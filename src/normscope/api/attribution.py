@@ -438,7 +438,4 @@ def load_attribution(path: str | Path) -> Attribution | AttributionMap:
     Raises:
         InputError: If it cannot be read, or is another file.
     """
-    found: Attribution | AttributionMap = read_result(
-        path, {each.__name__: each for each in (Attribution, AttributionMap)}
-    )
-    return found
+    return read_result(path, {each.__name__: each for each in (Attribution, AttributionMap)})

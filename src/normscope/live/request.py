@@ -19,6 +19,7 @@ Short = Annotated[str, Field(max_length=200)]
 
 VIEW = ("sentence", "layer", "head", "measure", "minus", "scale", "token", "log", "hideSelf", "words")
 """What the explorer keeps in the address. The page alone reads it."""
+_View = dataclasses.make_dataclass("_View", [(name, Text, "") for name in VIEW])
 
 Part = Literal["maps", "chained", "carried", "prediction", "heads", "pair"]
 PARTS: Mapping[Part, tuple[str, ...]] = {
@@ -124,6 +125,7 @@ def read_state(given: object, models: int) -> State:
         InputError: If a name is unknown, or a value invalid.
     """
     if isinstance(given, Mapping):
+        read_values(_View, {name: value for name, value in given.items() if name in VIEW}, "state")
         given = {name: value for name, value in given.items() if name not in VIEW}
     state: State = read_values(State, given, "state")
     for name, number in (("model", state.model), ("compare", state.compare)):

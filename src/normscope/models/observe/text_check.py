@@ -437,5 +437,5 @@ class PassCheck:
         if not isinstance(vectors, Tensor) or vectors.numel() % (texts * tokens) or vectors.ndim < 2:
             return None
         if swapped and texts == tokens > 1 and vectors.ndim == 3 and vectors.shape[:2] == self._size:
-            return None  # which axis is which cannot be told
+            return None  # the axes cannot be told apart
         return full_precision(by_size(vectors, self._size).reshape(texts * tokens, -1)[self._on(vectors.device)])

@@ -59,23 +59,36 @@ def _merged(cells: pd.DataFrame, figure: str, label: str) -> Measure:
     keys = [name for name in cells.columns if name != "value"]
     cells = cells.groupby(keys, sort=False, dropna=False)["value"].mean().reset_index()
     maps, row, column = _maps(_without_quantity(cells, label), [_MERGED])
+    drawn = _on_one_scale(
+        maps.set_axis([""], axis="columns"), row, column, "Each layer is shown as measured by its own run.", label
+    )
+    return _measure(figure, label, [drawn], maps.set_axis([label], axis="columns"))
+
+
+def _on_one_scale(maps: pd.DataFrame, row: str, column: str, caption: str, label: str) -> Heatmaps:
+    """The maps of one quantity, whose columns are their titles."""
     low, high = ends_of_scale(maps)
-    panel = _PANEL if cells["panel"].nunique() > 1 else None
-    own = maps.set_axis(["map"], axis="columns").reset_index()
-    drawn = Heatmaps(
-        own,
-        {"map": ""},
+    return Heatmaps(
+        *_numbered(maps),
         row,
         column,
-        "Each layer is shown as measured by its own run.",
-        panel,
+        caption,
+        _panel_of(maps),
         diverging=low < 0,
         limits=(low, high),
         value_label=label,
     )
-    return Measure(
-        [drawn], heading(figure.partition("/")[0], unitless(label)), own.rename(columns={_PANEL: "panel", "map": label})
-    )
+
+
+def _panel_of(maps: pd.DataFrame) -> str | None:
+    """The column of panels; None if there is a single one."""
+    return _PANEL if maps.index.get_level_values(_PANEL).nunique() > 1 else None
+
+
+def _measure(figure: str, label: str, drawn: Sequence[Heatmaps], values: pd.DataFrame) -> Measure:
+    """The figures of one quantity, with its values below them."""
+    rows = values.reset_index(allow_duplicates=True).rename(columns={_PANEL: "panel"})
+    return Measure(drawn, heading(figure.partition("/")[0], unitless(label)), rows)
 
 
 def _titled(cells: pd.DataFrame) -> pd.DataFrame:
@@ -103,28 +116,13 @@ def _part(cells: pd.DataFrame, baseline: str, figure: str, label: str) -> Measur
     cells = cells[cells["group"].isin([baseline, *others])]
     maps, row, column = _maps(_without_quantity(cells, label), [baseline, *others])
     differences = maps[others].sub(maps[baseline], axis=0).rename(columns=lambda name: f"{name} − {baseline}")
-    panel = _PANEL if cells["panel"].nunique() > 1 else None
-    low, high = ends_of_scale(maps)
-    own, change = _numbered(maps), _numbered(differences)
     said = "difference (percentage points)" if is_percentage(label) else f"difference in {label}"
     more = f"How much higher (orange) or lower (purple) than {baseline}."
-    figures = [
-        Heatmaps(
-            *own,
-            row,
-            column,
-            "All maps have one scale.",
-            panel,
-            diverging=low < 0,
-            limits=(low, high),
-            value_label=label,
-        ),
-        Heatmaps(*change, row, column, more, panel, diverging=True, value_label=said),
+    drawn = [
+        _on_one_scale(maps, row, column, "All maps have one scale.", label),
+        Heatmaps(*_numbered(differences), row, column, more, _panel_of(maps), diverging=True, value_label=said),
     ]
-    values = pd.concat([maps, differences], axis=1).reset_index(allow_duplicates=True)
-    return Measure(
-        figures, heading(figure.partition("/")[0], unitless(label)), values.rename(columns={_PANEL: "panel"})
-    )
+    return _measure(figure, label, drawn, pd.concat([maps, differences], axis=1))
 
 
 _PANEL = "panel of the figure"
