@@ -9,8 +9,7 @@ import yaml
 
 from normscope.errors import InputError
 from normscope.models.load.loading import OpenedModel
-from normscope.reporting.claim import LOCK
-from normscope.reporting.run_folder import RunFolder
+from normscope.reporting.run_folder import LOCK, RunFolder
 from normscope.running import pipeline
 from normscope.running.ranks import process_group
 from tests.end_to_end import forks

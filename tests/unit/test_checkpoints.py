@@ -9,7 +9,7 @@ import torch
 from normscope.analyses.base import Analysis, merge_state, state_of
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.errors import InputError
-from normscope.reporting.run_folder import PeerFolder, RunFolder
+from normscope.reporting.run_folder import RunFolder
 from normscope.results.result import Result
 from normscope.running.checkpoint import CHECKPOINT, Checkpoint, Position, remove_checkpoints
 from normscope.running.ranks import ProcessGroup
@@ -178,12 +178,11 @@ def test_the_main_process_collects_what_the_others_have(monkeypatch):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_run_is_resumed_with_as_many_processes(tmp_path, rank):
     """Each continues from its own file."""
-    folder = PeerFolder(tmp_path)
-    Checkpoint(folder, ProcessGroup(rank, 2), {}, 0.0).save([Counting()], Position())
+    Checkpoint(tmp_path, ProcessGroup(rank, 2), {}, 0.0).save([Counting()], Position())
     assert len(list(tmp_path.iterdir())) == 1
     with pytest.raises(
         InputError, match="^resume: the number of processes was 2 when the run was stopped and is 3 now"
     ):
-        Checkpoint(folder, ProcessGroup(rank, 3), {}, 0.0).resume([Counting()], iter(()))
+        Checkpoint(tmp_path, ProcessGroup(rank, 3), {}, 0.0).resume([Counting()], iter(()))
     remove_checkpoints(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -188,7 +188,6 @@ _ELSEWHERE = {
     ("untrusted/writing.py", "open"): "the one function",
     ("untrusted/writing.py", "replace"): "the one function",
     ("untrusted/plain_data.py", "open"): "reads",
-    ("reporting/claim.py", "open"): "the lock, which is no link and into which nothing is written",
     ("cli/__init__.py", "TemporaryDirectory"): "Hydra's records of processes that write nothing",
     ("reporting/publish.py", "TemporaryDirectory"): "pictures for trackers",
     ("reporting/drawing.py", "savefig"): "to memory",

@@ -220,7 +220,7 @@ def job(config: DictConfig) -> dict[str, float]:
         run_pipeline = _import_pipeline(options)
         command = _command(hydra, _of_job(overrides) if sweeping else overrides)
         result = run_pipeline(
-            options, run_folder, command, fresh=fresh, claimed=_sweep.note_run, begun=started, brief=sweeping
+            options, run_folder, command, fresh=fresh, opened=_sweep.note_run, begun=started, brief=sweeping
         )
         if result is None:  # another process prints
             return {}

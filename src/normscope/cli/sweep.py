@@ -55,7 +55,7 @@ class Sweep:
         self.folder = folder
 
     def note_run(self, folder: Path) -> None:
-        """Keep the folder that a run has claimed."""
+        """Keep the folder that a run has locked."""
         self.run = folder
 
     def has_failures(self) -> bool:

@@ -1,19 +1,24 @@
 """The folder of one run: config, tables, figures, and results.json written last."""
 
 import contextlib
+import errno
+import itertools
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from normscope.errors import InputError, one_line
-from normscope.reporting.claim import LOCK, Claim, TakenError
 from normscope.results.result import Result
 from normscope.results.run_files import CONFIG, MAPS, RESULTS, Status, read_results
 from normscope.untrusted.writing import UNFINISHED, refuse_links, write_file
 
 REPORT = "report.html"
+LOCK = ".lock"
 
 _PARTS = ("tables", "figures")
 """Folders of a run."""
@@ -21,31 +26,23 @@ _PARTS = ("tables", "figures")
 _OF_LIBRARIES = ("wandb",)
 """Folders of a run that libraries fill."""
 
+_PATIENCE = 0.2
+"""Seconds in which a run that is just ending may release its folder."""
+
 LONGEST_NAME = 128
 """Bytes of the longest name of a table's or figure's file."""
 
 
-class PeerFolder:
-    """The run folder, in a process that has not claimed it: another process of the same run has."""
+def write_beside(folder: Path, name: str, content: bytes) -> Path:
+    """Write a file atomically from a process that has not locked the folder: another one of the same run has. Return its path.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @property
-    def visible(self) -> bool:
-        """Whether it is the folder that the main process has claimed, on a file system that both see."""
-        return (self.path / LOCK).exists()
-
-    def write(self, name: str, content: bytes) -> Path:
-        """Write a file atomically; return its path.
-
-        Raises:
-            InputError: If the folder cannot be written to.
-        """
-        try:
-            return write_file(self.path, name, content)
-        except OSError as error:
-            raise _not_written(self.path, error) from error
+    Raises:
+        InputError: If the folder cannot be written to.
+    """
+    try:
+        return write_file(folder, name, content)
+    except OSError as error:
+        raise _not_written(folder, error) from error
 
 
 def _not_written(path: Path, error: OSError) -> InputError:
@@ -55,15 +52,15 @@ def _not_written(path: Path, error: OSError) -> InputError:
 
 
 class RunFolder:
-    """The folder that one run has claimed, and everything that is written to it.
+    """The folder that one run has locked, and everything that is written to it.
 
-    Before `begin`, only the lock exists, and `abandon` removes every trace of the claim. After `begin`, the folder holds a
-    run, which ends with `finish` and `release`.
+    Before `begin`, only the lock exists, and `abandon` removes whatever was created. After `begin`, the folder holds a run,
+    which ends with `save` or `save_facts`, and `release`. The system releases the lock of a process that is killed.
 
     Args:
-        path: The folder, created if missing.
+        path: The folder. It and its parents are created if missing.
         resumed: Whether it holds a run to resume.
-        fresh: Whether the folder must be new; see `Claim`.
+        fresh: Create a new folder: if the path exists, append `_2`, `_3`, … to its name.
 
     Raises:
         InputError: If it holds another run, another run is writing to it, or it is not writable.
@@ -75,16 +72,16 @@ class RunFolder:
         """Whether the folder holds this run; nothing is removed from then on."""
         self.ended = False
         """Whether results.json has been written."""
+        self._created: list[Path] = []
         key = "resume" if resumed else "output_dir"
         try:
-            self._claim = Claim(path, fresh=fresh)
-        except TakenError as error:
+            self._take(path, fresh=fresh)
+        except Timeout as error:
             advice = "wait until it has finished" if resumed else "choose another folder"
             raise InputError(f"{key}={path}: another run is using this folder; {advice}") from error
         except OSError as error:
             advice = "make it writable" if resumed else "set output_dir to another folder"
             raise InputError(f"{key}={path}: cannot be written to ({error.strerror or error}); {advice}") from error
-        self.path = self._claim.path
         try:
             self._refuse_finished() if resumed else self._refuse_used()
         except BaseException:
@@ -105,13 +102,13 @@ class RunFolder:
             # W&B makes a new folder for each run, and leaves a link to its own log in those of earlier ones.
             refuse_links(self.path, _OF_LIBRARIES, within=False)
             for part in _PARTS:
-                self._claim.make(self.path / part)
+                self._make(self.path / part)
                 self._try_longest_name(part)
             for place in (self.path, *(self.path / part for part in _PARTS)):
                 for file in place.glob(f"{UNFINISHED}*"):
                     file.unlink(missing_ok=True)
             if not self._resumed:
-                self._claim.note(self.path / CONFIG)
+                self._created.append((self.path / CONFIG).absolute())
             content = yaml.safe_dump({**config, "resume": None}, sort_keys=False, allow_unicode=True)
             write_file(self.path, CONFIG, content.encode())
             if self._resumed:
@@ -125,12 +122,71 @@ class RunFolder:
         file.unlink()
 
     def abandon(self) -> None:
-        """Remove everything that this run created, before `begin`."""
-        self._claim.undo()
+        """Release the folder and remove everything that this run created, before `begin`; folders that are not empty stay."""
+        self.release()
+        self._remove_created()
 
     def release(self) -> None:
         """Release the folder to other runs."""
-        self._claim.release()
+        if self._is_ours():
+            with contextlib.suppress(OSError):
+                (self.path / LOCK).unlink()
+        self._lock.release()
+
+    def _is_ours(self) -> bool:
+        """Whether the folder still exists at its path and contains our lock."""
+        try:
+            return self._lock.is_locked and os.path.samestat((self.path / LOCK).stat(), self._locked)
+        except OSError:
+            return False
+
+    def _take(self, path: Path, *, fresh: bool) -> None:
+        try:
+            self.path = self._make_new(path) if fresh else path
+            self._make(self.path)
+            self._refuse_other_lock()
+            self._lock = FileLock(self.path / LOCK, timeout=_PATIENCE, poll_interval=_PATIENCE / 10, thread_local=False)
+            self._lock.acquire()
+            self._locked = (self.path / LOCK).stat()
+        except BaseException:
+            self._remove_created()
+            raise
+
+    def _refuse_other_lock(self) -> None:
+        """A link would be created or locked elsewhere."""
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG((self.path / LOCK).lstat().st_mode):
+                raise OSError(errno.EINVAL, f"expected a file {LOCK} in it, got something else; remove that")
+
+    def _make_new(self, path: Path) -> Path:
+        """Create a folder of this name or the next free one."""
+        self._make(path.parent)
+        for number in itertools.count(1):
+            place = path if number == 1 else path.with_name(f"{path.name}_{number}")
+            with contextlib.suppress(FileExistsError):
+                place.mkdir()
+                self._created.append(place.absolute())
+                return place
+        raise AssertionError
+
+    def _make(self, folder: Path) -> None:
+        """Create a folder and its missing parents, and record which ones."""
+        for place in reversed((folder.absolute(), *folder.absolute().parents)):
+            if place.is_dir():
+                continue
+            try:
+                place.mkdir()
+            except FileExistsError:
+                if not place.is_dir():
+                    raise
+            else:
+                self._created.append(place)
+
+    def _remove_created(self) -> None:
+        while self._created:
+            path = self._created.pop()
+            with contextlib.suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -140,11 +196,11 @@ class RunFolder:
             InputError: If a read or write fails, or the folder was moved or deleted.
         """
         try:
-            if not self._claim.held:
+            if not self._is_ours():
                 raise self._gone()
             yield
         except OSError as error:
-            if not self._claim.held:
+            if not self._is_ours():
                 raise self._gone() from error
             raise _not_written(self.path, error) from error
 

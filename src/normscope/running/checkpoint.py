@@ -6,6 +6,7 @@ atomically, so the result is bit for bit that of an uninterrupted run, as long a
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import time
@@ -20,7 +21,7 @@ from normscope.analyses.base import Analysis, load_state, state_of
 from normscope.config.schema import difference
 from normscope.data.batching import Batch
 from normscope.errors import InputError, one_line
-from normscope.reporting.run_folder import PeerFolder, RunFolder
+from normscope.reporting.run_folder import RunFolder, write_beside
 from normscope.running.ranks import ProcessGroup
 from normscope.untrusted.tensor_files import DAMAGE, packed, unpacked
 
@@ -49,6 +50,7 @@ class Checkpoint:
     """The file of a process in the run folder.
 
     Args:
+        folder: The run folder; its path in a process that has not locked it.
         group: The processes of the run; a resumed run has as many, since each continues from its own file.
         identity: What else a resumed run must have in common with this one, as plain values.
         every_seconds: Minimum number of seconds between two saves; 0 saves after every batch.
@@ -56,14 +58,14 @@ class Checkpoint:
 
     def __init__(
         self,
-        folder: RunFolder | PeerFolder,
+        folder: RunFolder | Path,
         group: ProcessGroup,
         identity: Mapping[str, Any],
         every_seconds: float,
     ) -> None:
-        self._folder = folder
-        self._name = CHECKPOINT if group.is_main else f"checkpoint.{group.rank}.safetensors"
-        self._path = folder.path / self._name
+        place = folder if isinstance(folder, Path) else folder.path
+        self._write = functools.partial(write_beside, folder) if isinstance(folder, Path) else folder.write
+        self._path = place / (CHECKPOINT if group.is_main else f"checkpoint.{group.rank}.safetensors")
         self._identity = {"the number of processes": group.size, **identity}
         self._every, self._due = every_seconds, time.monotonic() + every_seconds
 
@@ -101,7 +103,7 @@ class Checkpoint:
         """
         start = time.monotonic()
         content = {"identity": self._identity, **dataclasses.asdict(position)}
-        self._folder.write(self._name, packed(content, state_of(analyses)))
+        self._write(self._path.name, packed(content, state_of(analyses)))
         now = time.monotonic()
         self._due = now + max(self._every, _PAUSE_PER_SAVE * (now - start) if self._every else 0.0)
 

@@ -19,7 +19,7 @@ from normscope.data.options import DatasetKind
 from normscope.errors import InputError, Terminated
 from normscope.models.sites.layout import ModelLayout
 from normscope.models.stored.stored_weights import number_format, offloaded_to
-from normscope.reporting.run_folder import PeerFolder, RunFolder
+from normscope.reporting.run_folder import LOCK, RunFolder
 from normscope.reporting.terminal import say, say_detail
 from normscope.reporting.weights_and_biases import Tracker, no_tracker
 from normscope.rounding import counted, number, numbered
@@ -88,10 +88,10 @@ class Run:
             InputError: If the input is invalid, in this process or in another one of the run.
         """
         path = Path(group.shared("" if results is None else str(results.path)))
-        folder = PeerFolder(path)
-        saves = all(group.gathered(folder.visible))
+        visible = (path / LOCK).exists()
+        saves = all(group.gathered(visible))
         with group.agreeing():
-            if options.resume is not None and not folder.visible:
+            if options.resume is not None and not visible:
                 raise InputError(
                     f"resume={path}: process {group.rank} of {group.size} does not see this folder; resume the run where all "
                     "processes share a file system"
@@ -101,7 +101,7 @@ class Run:
             run.started, run.command = started, command
             if saves:
                 every = options.checkpoint.every_seconds
-                run.checkpoint = Checkpoint(results or folder, group, plan.identity, every)
+                run.checkpoint = Checkpoint(results or path, group, plan.identity, every)
                 if options.resume is not None:
                     run.position = run.checkpoint.resume(plan.analyses, run.stream)
             if group.is_main:

@@ -50,7 +50,7 @@ def run(
     command: str = "",
     *,
     fresh: bool = False,
-    claimed: Callable[[Path], None] = lambda _: None,
+    opened: Callable[[Path], None] = lambda _: None,
     begun: float | None = None,
     brief: bool = False,
 ) -> Result | None:
@@ -60,7 +60,7 @@ def run(
         folder: The run folder; created if it does not exist.
         command: What the user typed, for the record.
         fresh: Whether the folder must be new; if it exists, the next free name next to it is used.
-        claimed: Receives the run folder as soon as the main process has claimed it.
+        opened: Receives the run folder as soon as the main process has locked it.
         begun: When the first phase began, by `time.monotonic`, if that was before this call.
         brief: Whether the run is one of several, whose results are printed when all have ended.
 
@@ -75,11 +75,11 @@ def run(
     options = settled(options)
     with (
         process_group() as group,
-        _claimed(options, folder, group, fresh=fresh) as results,
+        _locked(options, folder, group, fresh=fresh) as results,
         Phases(coming(options), started if begun is None else begun, shown=group.is_main) as phases,
     ):
         if results is not None:
-            claimed(results.path)
+            opened(results.path)
         warnings: list[str] = []
         options = dataclasses.replace(options, tracking=with_environment(options.tracking, warnings.append))
         # Everything that can fail before the first batch.
@@ -156,10 +156,10 @@ def _unfinished(run: Run, error: BaseException) -> Result:
 
 
 @contextlib.contextmanager
-def _claimed(options: RunOptions, folder: Path, group: ProcessGroup, *, fresh: bool) -> Iterator[RunFolder | None]:
-    """The run folder, claimed by the main process alone.
+def _locked(options: RunOptions, folder: Path, group: ProcessGroup, *, fresh: bool) -> Iterator[RunFolder | None]:
+    """The run folder, locked by the main process alone.
 
-    If the input proves invalid before the first batch, everything that the claim created is removed. After that the folder
+    If the input proves invalid before the first batch, everything that the run created is removed. After that the folder
     records how the run ended.
     """
     with group.agreeing():

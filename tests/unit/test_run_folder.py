@@ -1,4 +1,4 @@
-"""Claims on run folders, and what an abandoned claim leaves behind."""
+"""The lock on a run folder, and what an abandoned one leaves behind."""
 
 import os
 import subprocess
@@ -10,8 +10,7 @@ import pytest
 from normscope.config.schema import plain
 from normscope.data.options import DatasetKind
 from normscope.errors import InputError
-from normscope.reporting.claim import LOCK, Claim, TakenError
-from normscope.reporting.run_folder import RunFolder
+from normscope.reporting.run_folder import LOCK, RunFolder
 from normscope.results.result import Result
 from normscope.running import facts
 from normscope.running.options import RunOptions
@@ -35,67 +34,67 @@ def options():
 
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("existing", ["", "a", "a/b", "a/b/c"])
-def test_undoing_a_claim_removes_what_it_made_and_nothing_else(tmp_path, monkeypatch, existing, relative):
+def test_abandoning_a_folder_removes_what_it_made_and_nothing_else(tmp_path, monkeypatch, existing, relative):
     (tmp_path / existing).mkdir(parents=True, exist_ok=True)
     before = everything_below(tmp_path)
     monkeypatch.chdir(tmp_path)
-    claim = Claim(Path("a/b/c") if relative else tmp_path / "a/b/c")
+    folder = RunFolder(Path("a/b/c") if relative else tmp_path / "a/b/c")
     assert (tmp_path / "a/b/c" / LOCK).exists()
-    claim.undo()
+    folder.abandon()
     assert everything_below(tmp_path) == before
     assert tmp_path.is_dir()
 
 
-def test_undoing_a_claim_keeps_what_others_put_there(tmp_path):
-    claim = Claim(tmp_path / "a/b")
+def test_abandoning_a_folder_keeps_what_others_put_there(tmp_path):
+    folder = RunFolder(tmp_path / "a/b")
     (tmp_path / "a/other").write_text("")
-    claim.undo()
+    folder.abandon()
     assert everything_below(tmp_path) == {tmp_path / "a", tmp_path / "a/other"}
 
 
-def test_the_working_directory_can_be_claimed_and_stays(tmp_path, monkeypatch):
+def test_the_working_directory_can_be_locked_and_stays(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    Claim(Path()).undo()
+    RunFolder(Path()).abandon()
     assert everything_below(tmp_path) == {tmp_path / "empty"}
 
 
-def test_a_folder_is_claimed_once(tmp_path):
-    first = Claim(tmp_path / "run")
-    with pytest.raises(TakenError):
-        Claim(tmp_path / "run")
-    assert first.held
+def test_a_folder_is_locked_once(tmp_path):
+    first = RunFolder(tmp_path / "run")
+    with pytest.raises(InputError, match="another run is using this folder"):
+        RunFolder(tmp_path / "run")
+    assert first._is_ours()
     first.release()
     assert not (tmp_path / "run" / LOCK).exists()
-    Claim(tmp_path / "run").release()
+    RunFolder(tmp_path / "run").release()
 
 
 def test_a_lock_that_its_owner_has_removed_is_worth_nothing(tmp_path, monkeypatch):
     """The owner ends between the moment that another run opens its lock file and the moment that it locks it."""
-    owner = Claim(tmp_path / "run")
-    token_mask, opened = os.open, []
+    owner = RunFolder(tmp_path / "run")
+    open_file, opened = os.open, []
 
     def open_and_let_the_owner_end(*arguments):
-        descriptor = token_mask(*arguments)
+        descriptor = open_file(*arguments)
         opened.append(descriptor)
         if len(opened) == 1:
             owner.release()
         return descriptor
 
     monkeypatch.setattr(os, "open", open_and_let_the_owner_end)
-    second = Claim(tmp_path / "run")
+    second = RunFolder(tmp_path / "run")
     monkeypatch.undo()
     assert len(opened) == 2
-    assert second.held
-    with pytest.raises(TakenError):
-        Claim(tmp_path / "run")
+    assert second._is_ours()
+    with pytest.raises(InputError, match="another run is using this folder"):
+        RunFolder(tmp_path / "run")
 
 
-def test_fresh_claims_number_themselves(tmp_path):
-    claims = [Claim(tmp_path / "outputs/now", fresh=True) for _ in range(3)]
-    assert [claim.path.name for claim in claims] == ["now", "now_2", "now_3"]
-    for claim in reversed(claims):
-        claim.undo()
+def test_fresh_folders_number_themselves(tmp_path):
+    folders = [RunFolder(tmp_path / "outputs/now", fresh=True) for _ in range(3)]
+    assert [folder.path.name for folder in folders] == ["now", "now_2", "now_3"]
+    for folder in reversed(folders):
+        folder.abandon()
     assert not (tmp_path / "outputs").exists()
 
 
@@ -157,7 +156,7 @@ def replaced_by_a_file(folder: Path) -> None:
 
 def taken_by_another_run(folder: Path) -> None:
     moved(folder)
-    Claim(folder)
+    RunFolder(folder)
 
 
 @pytest.mark.parametrize("disturb", [moved, replaced_by_a_file, taken_by_another_run])
