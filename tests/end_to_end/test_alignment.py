@@ -110,14 +110,8 @@ def test_other_aligners_are_in_the_same_table_and_a_pair_is_drawn(capsys, monkey
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_toy")
 def test_toy_chain_from_training_to_error_rates(capsys, monkeypatch, tmp_path):
-    from normscope.translation import toy  # imports transformers' trainer, which takes seconds
-    from normscope.translation.training import Recipe
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    small = Recipe(epochs=1, vocabulary=150, model=16, feed_forward=16, heads=2, encoder_layers=1, decoder_layers=2)
-    monkeypatch.setattr(toy, "RECIPE", small)
-    monkeypatch.setattr(toy, "PAIRS", 64)
     for name in ("first", "second"):
         outcome = run_here(
             capsys,

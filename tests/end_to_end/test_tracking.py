@@ -88,6 +88,7 @@ def recorded(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_toy")
 @pytest.mark.parametrize("analysis", ["syntax", "alignment"])
 def test_runs_on_annotated_texts_have_few_panels_and_no_empty_table(
     analysis, capsys, monkeypatch, tmp_path, saved_model
@@ -95,7 +96,7 @@ def test_runs_on_annotated_texts_have_few_panels_and_no_empty_table(
     treebank = write_treebank(tmp_path, 8)
     arguments = {
         "syntax": ["analysis=syntax", f"model.name={saved_model}", "dataset=conllu", f"dataset.path={treebank}"],
-        "alignment": ["experiment=alignment_toy"],  # trains the toy once
+        "alignment": ["experiment=alignment_toy", "dataset.limit=20"],
     }[analysis]
     outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={tmp_path}/run")
     assert outcome.status == 0, outcome.err

@@ -150,7 +150,7 @@ def test_a_few_random_runs(zoo, tmp_path, family, corpus, given_):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("_part", range(8))  # each of which has a seed of its own, and any worker runs
+@pytest.mark.parametrize("_part", range(5))  # each of which has a seed of its own, and any worker runs
 @given(family=st.sampled_from(FAMILIES), corpus=rows, given_=overrides)
 @settings(max_examples=30, **FUZZ)
 def test_random_runs(zoo, tmp_path, _part, family, corpus, given_):
