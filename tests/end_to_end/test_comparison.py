@@ -21,12 +21,13 @@ from normscope.reporting.comparison.curve_figures import by_layer
 from normscope.reporting.comparison.map_figures import maps_of_groups, merged_maps
 from normscope.reporting.comparison.page import comparison_page
 from normscope.reporting.comparison.run_comparison import RunComparison
+from normscope.reporting.comparison.runs import cells_of, settings, table_of
 from normscope.reporting.comparison.runs import depth as depth_of
 from normscope.reporting.comparison.runs import read as runs_in
-from normscope.reporting.comparison.runs import settings, table_of
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figures.style import styled
 from normscope.reporting.options import PAGE
+from normscope.results.figures import Heatmaps
 from normscope.results.measures import families
 from normscope.results.result import Result
 from normscope.results.run_tables import COMPARISON
@@ -674,18 +675,20 @@ def test_runs_of_single_layers_are_one_line(tmp_path):
     assert "low" not in columns, "a layer that two runs have measured is not two seeds"
 
 
-def _with_maps(run, cells):
-    return dataclasses.replace(run, tables={**run.tables, "heatmaps": cells})
+def _with_a_map(run):
+    rows = pd.DataFrame({"layer": [1, 2, 10], "category": "cls", "mean": [0.1, 0.2, 0.3]})
+    return dataclasses.replace(
+        run, figures={"norms_heatmap": Heatmaps(rows, {"mean": "‖f(x)‖"}, "layer", "category", "")}
+    )
 
 
 def test_runs_know_the_depth_of_their_model(tmp_path):
     assert depth_of(_run(curves=[("a", 2, 2 / 7, 1.0), ("a", 5, 5 / 7, 2.0)])) == 7
     assert depth_of(_run()) is None
-    maps = _cells("").drop(columns=["group", "depth"])
-    runs = [_with_maps(_run(name=f"of {depth}", curves=[("a", 1, 1 / depth, 1.0)]), maps) for depth in (10, 20)]
+    runs = [_with_a_map(_run(name=f"of {depth}", curves=[("a", 1, 1 / depth, 1.0)])) for depth in (10, 20)]
     depths = _compared(tmp_path, *runs).heatmaps.groupby("group")["depth"].unique()
     assert depths.map(list).to_dict() == {"of 10": [10], "of 20": [20]}
-    cells = _compared(tmp_path, *(_with_maps(_run(name=f"of {depth}"), maps) for depth in (10, 20))).heatmaps
+    cells = _compared(tmp_path, *(_with_a_map(_run(name=f"of {depth}")) for depth in (10, 20))).heatmaps
     (part,) = maps_of_groups(cells, "of 10")
     assert part.values["layer"].unique().tolist() == [1, 2, 10], "of unknown depth: layer by layer"
 
@@ -711,7 +714,7 @@ def test_a_sweep_keeps_what_comparisons_need(sweep):
         for metric, rows in table_of(run, "sequences").groupby("metric"):
             assert len(rows) == run.facts["sequences"]
             assert np.average(rows["value"], weights=rows["count"]) == pytest.approx(run.metrics[metric])
-        cells = table_of(run, "heatmaps").query("figure == 'mixing/heatmap'")
+        cells = cells_of(run).query("figure == 'mixing/heatmap'")
         if len(cells):
             seen += 1
             table = pd.read_parquet(path / "tables" / "mixing_by_layer.parquet")

@@ -13,7 +13,7 @@ from normscope.reporting.published import COLUMNS
 from normscope.results.axes import DIMENSION, HEAD, LAYER
 from normscope.results.declare import Table
 from normscope.results.maps import MEASURES, TokenMap, write_maps
-from normscope.results.parts import tidy_curves, tidy_heatmaps, tidy_sequences
+from normscope.results.parts import tidy_curves, tidy_sequences
 from normscope.results.run_tables import MAPS, RUN_TABLES
 from normscope.results.text_table import text_table
 from tests.oracles.comparison import everything
@@ -133,7 +133,6 @@ def test_the_tables_of_every_run_are_described():
     tables = {
         "curves": list(tidy_curves({"mean": pd.Series([0.5], index=[1])}, 2)),
         "sequences": list(tidy_sequences(pd.DataFrame())),
-        "heatmaps": list(tidy_heatmaps({})),
         "comparison": list(COLUMNS),
     }
     assert {name: list(info.columns) for name, info in RUN_TABLES.items()} == tables

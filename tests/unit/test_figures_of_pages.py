@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from normscope.distribution import CHECKOUT
+from normscope.reporting.comparison.runs import cells_of
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figure_text import caption_of, step_label
 from normscope.reporting.figures.heatmaps import heatmaps
@@ -21,7 +22,6 @@ from normscope.reporting.page.inline_svg import figure_element
 from normscope.reporting.page.report import repeated
 from normscope.reporting.palette import CATEGORY_COLOURS
 from normscope.results.figures import Dots, Heatmaps, Lines, Profiles, Scatter, WordMaps
-from normscope.results.parts import tidy_heatmaps
 from normscope.results.result import Result
 
 GRID = pd.DataFrame(
@@ -313,7 +313,7 @@ def test_without_any_difference_a_map_is_white():
 def test_the_cells_of_a_single_heat_map_have_its_title():
     table = GRID[GRID["category"] == "cls"].drop(columns="category")
     figure = Heatmaps(table, {"value": "a value"}, "layer", "head", "caption")
-    cells = tidy_heatmaps({"own": Result({}, figures={"map": figure})})
+    cells = cells_of(Result(figures={"own_map": figure}, config={"analysis": {"own": {"enabled": True}}}))
     assert set(cells["figure"]) == {"own/map"}
     assert set(cells["panel"]) == {"a value"}
     assert cells["value"].tolist() == table["value"].tolist()

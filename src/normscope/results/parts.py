@@ -2,13 +2,13 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
 from normscope.results.declare import Published
-from normscope.results.figures import Figure, Heatmaps
+from normscope.results.figures import Figure
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
@@ -17,7 +17,6 @@ SEQUENCES = "sequences"
 """The shared table with the means of single sequences, which comparisons of runs resample."""
 
 _SEQUENCES = ["metric", "sequence", "count", "value"]
-_HEATMAPS = ["figure", "panel", "row", "column", "value", "row_title", "column_title", "value_title"]
 
 
 def rolled_up(name: str, published: Published, part: Result) -> Result:
@@ -37,7 +36,7 @@ def rolled_up(name: str, published: Published, part: Result) -> Result:
 def joined(parts: Mapping[str, Result], depth: int) -> Result:
     """The parts of several analyses as one result, in which every name starts with the name of its analysis.
 
-    The tables that all analyses share come last: `curves`, then `sequences` and `heatmaps` unless empty.
+    The tables that all analyses share come last: `curves`, then `sequences` unless empty.
 
     Args:
         parts: What each analysis has returned, by its name.
@@ -45,7 +44,7 @@ def joined(parts: Mapping[str, Result], depth: int) -> Result:
     """
     curves = {f"{name}/{curve}": values for name, part in parts.items() for curve, values in part.curves.items()}
     figures = {f"{name}_{figure}": each for name, part in parts.items() for figure, each in part.figures.items()}
-    shared = {SEQUENCES: _sequences(parts), "heatmaps": tidy_heatmaps(parts)}
+    sequences = _sequences(parts)
     return Result(
         tables={
             **{
@@ -55,7 +54,7 @@ def joined(parts: Mapping[str, Result], depth: int) -> Result:
                 if table != SEQUENCES
             },
             "curves": tidy_curves(curves, depth),
-            **{name: rows for name, rows in shared.items() if len(rows)},
+            **({SEQUENCES: sequences} if len(sequences) else {}),
         },
         metrics={f"{name}/{metric}": value for name, part in parts.items() for metric, value in part.metrics.items()},
         curves=curves,
@@ -103,33 +102,6 @@ def _sequences(parts: Mapping[str, Result]) -> pd.DataFrame:
         if SEQUENCES in part.tables
     ]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=_SEQUENCES)
-
-
-def tidy_heatmaps(parts: Mapping[str, Result]) -> pd.DataFrame:
-    """The cells of all heat maps, so that comparisons of runs can subtract them: one row per figure, panel and cell."""
-    tables = [
-        cells.assign(figure=f"{name}/{figure_name}")
-        for name, part in parts.items()
-        for figure_name, figure in part.figures.items()
-        for cells in _maps(figure)
-    ]
-    return pd.concat(tables, ignore_index=True)[_HEATMAPS] if tables else pd.DataFrame(columns=_HEATMAPS)
-
-
-def _maps(figure: Figure) -> Iterator[pd.DataFrame]:
-    if isinstance(figure, Heatmaps):
-        for title, rows, value in figure.maps():
-            yield pd.DataFrame(
-                {
-                    "panel": title,
-                    "row": rows[figure.row].astype(str),
-                    "column": rows[figure.column].astype(str),
-                    "value": rows[value].astype(float),
-                    "row_title": figure.row,
-                    "column_title": figure.column,
-                    "value_title": figure.value_label or figure.values[value],
-                }
-            )
 
 
 # Special tokens and punctuation marks are words of their own, and still called tokens.

@@ -41,20 +41,6 @@ RUN_TABLES = {
             "value": "Mean over the sequence's tokens.",
         },
     ),
-    "heatmaps": Table(
-        rows=(),
-        per="heat map and cell",
-        values={
-            "figure": _text("Name of the figure, `<analysis>/<figure>`."),
-            "panel": _text("Title of the map within the figure."),
-            "row": _text("Row: the layer, in most maps."),
-            "column": _text("Column: the head or category, in most maps."),
-            "value": "Value of the cell.",
-            "row_title": _text("What the rows are."),
-            "column_title": _text("What the columns are."),
-            "value_title": _text("What the values are."),
-        },
-    ),
     "comparison": Table(
         rows=(),
         per="number that the run measured and the paper published, if `experiment` selects a paper's preset",

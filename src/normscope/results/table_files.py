@@ -17,7 +17,7 @@ from normscope.untrusted.writing import new_file, write_file
 CSV_ROWS = 20_000
 """Longer tables are written only as Parquet."""
 
-_LEAST = {"curves": {"layer": 0, "depth": 0}, "sequences": {"count": 1}, "heatmaps": {}}
+_LEAST = {"curves": {"layer": 0, "depth": 0}, "sequences": {"count": 1}}
 _COLUMNS = {
     name: Columns(RUN_TABLES[name].kinds, key=RUN_TABLES[name].key, least=least) for name, least in _LEAST.items()
 }

@@ -12,7 +12,7 @@ from normscope.errors import InputError, one_line
 from normscope.reporting.comparison import significance, swept, training
 from normscope.reporting.comparison.page import addresses, comparison_page
 from normscope.reporting.comparison.run_comparison import RunComparison
-from normscope.reporting.comparison.runs import depth, is_random, settings, table_of
+from normscope.reporting.comparison.runs import cells_of, depth, is_random, settings, table_of
 from normscope.results.result import Result
 from normscope.results.run_files import Status
 from normscope.results.run_tables import metadata
@@ -174,8 +174,7 @@ def _sequences_by_group(
 def _heatmaps(runs: Sequence[Result], groups: Sequence[str]) -> pd.DataFrame:
     """The cells of the runs' heat maps, averaged over the runs of a group."""
     tables = [
-        table_of(result, "heatmaps").assign(group=group, depth=depth(result))
-        for result, group in zip(runs, groups, strict=True)
+        cells_of(result).assign(group=group, depth=depth(result)) for result, group in zip(runs, groups, strict=True)
     ]
     tables = [table for table in tables if len(table)] or tables[:1]
     cells = pd.concat(tables, ignore_index=True)

@@ -13,6 +13,7 @@ import pandas as pd
 from normscope.config.schema import flat
 from normscope.config.training_step import step_in, without_step
 from normscope.errors import InputError, one_line, printable
+from normscope.results.figures import Heatmaps
 from normscope.results.result import Result
 from normscope.results.run_files import CONFIG, RESULTS, read_results
 from normscope.results.run_tables import RUN_TABLES
@@ -121,14 +122,43 @@ def _checked(folder: Path, result: Result) -> Result:
         raise InputError(
             f"{folder}: expected metrics and curves of layer 0 with different names, got {shown(min(both))} twice"
         )
-    for name in ("sequences", "heatmaps"):
-        table_of(result, name)
+    table_of(result, "sequences")
+    try:
+        cells_of(result)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{folder}: expected figures of a run: {one_line(error)}") from error
     return dataclasses.replace(result, error=printable(result.error, 2000))
 
 
 def table_of(result: Result, name: str) -> pd.DataFrame:
     """One of the tables of all analyses; empty if the run has not written it."""
     return result.tables[name] if name in result.tables else pd.DataFrame(columns=list(RUN_TABLES[name].columns))
+
+
+_CELLS = ["figure", "panel", "row", "column", "value", "row_title", "column_title", "value_title"]
+
+
+def cells_of(result: Result) -> pd.DataFrame:
+    """The cells of a run's heat maps: one row per figure (`mixing/heatmap`), panel and cell."""
+    found = [
+        pd.DataFrame(
+            {
+                "figure": f"{analysis}/{name.removeprefix(f'{analysis}_')}",
+                "panel": title,
+                "row": rows[figure.row].astype(str),
+                "column": rows[figure.column].astype(str),
+                "value": rows[value].astype(float),
+                "row_title": figure.row,
+                "column_title": figure.column,
+                "value_title": figure.value_label or figure.values[value],
+            }
+        )
+        for analysis in result.analyses
+        for name in result.owned_by(analysis, result.figures)
+        if isinstance(figure := result.figures[name], Heatmaps)
+        for title, rows, value in figure.maps()
+    ]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=_CELLS)
 
 
 def settings(result: Result) -> dict[str, Any]:
