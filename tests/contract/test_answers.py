@@ -161,7 +161,11 @@ def test_spans_add_up_their_tokens(model):
             {"spans": {"a": (0, 99)}},
             "spans: expected 'a' to lie between 0 and 27, got 0 to 99",
         ),
-        (normscope.Answer("film"), {"spans": {"a": (0, 9), "b": (8, 12)}}, "'a' and 'b' overlap at 8"),
+        (
+            normscope.Answer("film"),
+            {"spans": {"a": (0, 9), "b": (4, 12)}},
+            "'a' and 'b' overlap at token 2; expected regions",
+        ),
         (normscope.Answer("film"), {"spans": {"a": (1, 2)}}, "no token starts in 'a'"),
         (normscope.Answer("film"), {"spans": {"rest": (0, 3)}}, "'rest' is the name for tokens outside"),
     ],

@@ -240,7 +240,10 @@ def test_a_text_its_words_and_spans(saved_model, tmp_path):
             {"queries": [3, slice(2, 5)]},
             "queries: 'text' and '2:5' overlap at token 3; expected regions that share no token",
         ),
-        ({"keys": {"a": (0, 5), "b": (3, 9)}}, "keys: 'a' and 'b' overlap at 3; expected spans that do not overlap"),
+        (
+            {"keys": {"a": (0, 5), "b": (0, 9)}},
+            "keys: 'a' and 'b' overlap at token 1; expected regions that share no token",
+        ),
         ({"keys": slice(3, 3)}, "keys=3:3: expected at least one token, got an empty region"),
         ({"keys": slice(0, 99)}, "keys=0:99: expected tokens within a text of 6; choose a part of 0:6"),
         ({"keys": [6]}, "keys: expected tokens from 0 to 5, or from −6 to −1, got 6"),

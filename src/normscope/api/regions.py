@@ -1,5 +1,6 @@
 """The tokens and regions of a text along one axis of attention: rows, columns, spans, words, messages, images."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -54,7 +55,16 @@ def owners_of_tokens(
         return roles_of(model, text)
     if spans is None:
         return _texts_of_pair(model, text, batch)
-    return span_of_tokens(model, text, batch, spans)
+    if not (isinstance(text, str) or is_ids(text)):
+        raise InputError(f"spans: expected a single text, or a list of token ids, got {describe_type(text)}")
+    if REST in spans:
+        raise InputError(f"spans: {REST!r} is the name for tokens outside all spans; choose another")
+    for name, span in spans.items():
+        if not _is_span(span):
+            raise InputError(f"spans: expected (start, end) for {name!r}, got {str(span)[:80]}")
+    tokens = dataclasses.replace(batch, units=None).unit_texts(model.tokenizer)
+    regions = regions_of("spans", spans, Read(model, text, batch, tokens, ()))
+    return [REST if owner < 0 else regions.names[owner] for owner in regions.owners.tolist()]
 
 
 def _texts_of_pair(model: LoadedModel, text: object, batch: Batch) -> list[str] | None:
@@ -63,72 +73,12 @@ def _texts_of_pair(model: LoadedModel, text: object, batch: Batch) -> list[str] 
     return None if places is None else [REST if place is None else PAIR[place[0]] for place in places]
 
 
-def span_of_tokens(model: LoadedModel, text: object, batch: Batch, spans: Mapping[str, tuple[int, int]]) -> list[str]:
-    """The span of every token of a text, or `REST`.
-
-    Args:
-        text: A text, or a list of token ids.
-        batch: The same as a batch of one.
-        spans: See `attribute`.
-
-    Raises:
-        InputError: If a span is empty, leaves the text or overlaps another, or its tokens cannot be found.
-    """
-    length = _length(text)
-    for name, span in spans.items():
-        if not (isinstance(span, tuple | list) and len(span) == 2 and all(type(end) is int for end in span)):
-            raise InputError(f"spans: expected a start and an end for {name!r}, got {str(span)[:80]}")
-    ordered = sorted((start, end, name) for name, (start, end) in spans.items())
-    for start, end, name in ordered:
-        if not 0 <= start < end <= length:
-            raise InputError(f"spans: expected {name!r} to lie between 0 and {length}, got {start} to {end}")
-    for (_, end, name), (start, _, other) in itertools.pairwise(ordered):
-        if start < end:
-            raise InputError(f"spans: {name!r} and {other!r} overlap at {start}; expected spans that do not overlap")
-    if REST in spans:
-        raise InputError(f"spans: {REST!r} is the name for tokens outside all spans; choose another")
-    owners = [
-        next((name for start, end, name in ordered if place is not None and start <= place < end), REST)
-        for place in _beginnings(model, text, batch)
-    ]
-    empty = [name for name in spans if name not in owners]
-    if empty:
-        raise InputError(f"spans: no token starts in {empty[0]!r}; extend it to whole words")
-    return owners
-
-
 def sums_of_spans(scores: Float[np.ndarray, " token"], owners: Sequence[str]) -> dict[str, float]:
     """The sum of the scores in each span, in the order of the text, and last in the rest, if there is one."""
     names = sorted(dict.fromkeys(owners), key=lambda name: name == REST)
     return {
         name: float(sum(score for score, owner in zip(scores, owners, strict=True) if owner == name)) for name in names
     }
-
-
-def _length(text: object) -> int:
-    if isinstance(text, str) or is_ids(text):
-        return len(text)
-    raise InputError(f"spans: expected a single text, or a list of token ids, got {describe_type(text)}")
-
-
-def _beginnings(model: LoadedModel, text: object, batch: Batch) -> list[int | None]:
-    """The character at which each token begins; None for special tokens. For a text of ids, the number of the token."""
-    ids = batch.input_ids[0].tolist()
-    if not isinstance(text, str):
-        return list(range(len(ids)))
-    if not model.tokenizer.is_fast:
-        raise InputError("spans: expected a fast tokenizer, because only these know where their tokens are in the text")
-    places = places_of_tokens(model, text, ids)
-    if places is None:
-        raise InputError(
-            "spans: the model's tokenizer does not read this text the way it was tokenized here; pass a plain text"
-        )
-    return [None if place is None else _beginning(text, *place[1:]) for place in places]
-
-
-def _beginning(text: str, start: int, end: int) -> int | None:
-    """The first character of a token other than a space; None if it has no characters."""
-    return None if start == end else start + len(text[start:end]) - len(text[start:end].lstrip())
 
 
 NAMED = ("last", "tokens", "words", "texts", "messages", "prompt", "answer", "images")
@@ -350,12 +300,35 @@ def _images(ids: Sequence[int], image: int | None) -> list[tuple[str, list[int]]
 def _tokens_of_spans(argument: str, spans: Mapping[str, tuple[int, int]], read: Read) -> dict[str, list[int]]:
     """The tokens of spans, which are spans of characters in a text, and of tokens in ids or where only tokens are known."""
     text = plain_ids(read.text)
-    text = text if isinstance(text, str) or is_ids(text) else read.batch.input_ids[0].tolist()
-    try:
-        owners = span_of_tokens(read.model, text, read.batch, spans)
-    except InputError as error:
-        raise InputError(str(error).replace("spans:", f"{argument}:", 1)) from error
-    return {name: _where(owners, name) for name in spans}
+    begins = _beginnings(argument, read, text) if isinstance(text, str) else list(range(len(read.tokens)))
+    length = len(text) if isinstance(text, str) else len(begins)
+    found = {}
+    for name, (start, end) in spans.items():
+        if not 0 <= start < end <= length:
+            raise InputError(f"{argument}: expected {name!r} to lie between 0 and {length}, got {start} to {end}")
+        found[name] = [token for token, place in enumerate(begins) if place is not None and start <= place < end]
+        if not found[name]:
+            raise InputError(f"{argument}: no token starts in {name!r}; extend it to whole words")
+    return found
+
+
+def _beginnings(argument: str, read: Read, text: str) -> list[int | None]:
+    """The character at which each token begins; None for special tokens."""
+    if not read.model.tokenizer.is_fast:
+        raise InputError(
+            f"{argument}: expected a fast tokenizer, because only these know where their tokens are in the text"
+        )
+    places = places_of_tokens(read.model, text, read.batch.input_ids[0].tolist())
+    if places is None:
+        raise InputError(
+            f"{argument}: the model's tokenizer does not read this text the way it was tokenized here; pass a plain text"
+        )
+    return [None if place is None else _beginning(text, *place[1:]) for place in places]
+
+
+def _beginning(text: str, start: int, end: int) -> int | None:
+    """The first character of a token other than a space; None if it has no characters."""
+    return None if start == end else start + len(text[start:end]) - len(text[start:end].lstrip())
 
 
 def _without_overlap(argument: str, found: Sequence[tuple[str, list[int]]], count: int) -> Regions:
