@@ -18,9 +18,11 @@ import normscope
 from normscope.attribution.baselines import Baseline
 from normscope.attribution.methods import MapMethod, MapStage, defined_methods
 from normscope.attribution.model_maps import model_maps
-from normscope.attribution.readouts import NextTokenReadout
+from normscope.attribution.readouts import PredictionReadout
 from normscope.attribution.token_scores import token_scores
 from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.predictor import Predictor
+from normscope.models.load.task_heads import Head
 
 NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Karl", "Lena")
 CITIES = ("Paris", "Rome", "Oslo", "Lima", "Cairo", "Delhi", "Tokyo", "Quito", "Sofia", "Dublin", "Vienna", "Accra")
@@ -124,7 +126,8 @@ def precision(learner: Trained, count: int, seed: int = 1) -> list[dict[str, Any
     Args:
         count: Number of prompts that are answered right.
     """
-    model, readout = learner.model, NextTokenReadout(learner.model.next_token_head)
+    model = learner.model
+    readout = PredictionReadout(Predictor(Head.NEXT_TOKEN, model.next_token_head, model.tokenizer))
     methods: list[Any] = [*defined_methods(model.layout, None, MapStage.BLOCK), *Baseline]
     found: dict[str, list[tuple[float, float]]] = {str(method): [] for method in methods}
     found["random"] = []

@@ -127,8 +127,8 @@ ALLOWED = {
     "live": {
         "api",
         "attribution.embeddings",
+        "attribution.readouts",
         "config",
-        "data.token_texts",
         "declarations",
         "maths.choices",
         "models",

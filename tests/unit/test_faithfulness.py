@@ -15,16 +15,16 @@ from normscope.analyses.faithfulness import by_score, trials, without
 from normscope.attribution.baselines import Baseline
 from normscope.attribution.methods import MapMethod
 from normscope.attribution.readouts import (
-    ClassReadout,
     ContinuationReadout,
     EmbeddingReadout,
     LossReadout,
-    NextTokenReadout,
+    PredictionReadout,
     readout_of,
 )
 from normscope.errors import InputError
 from normscope.maths.choices import AttentionRule, Pooling, ReadoutTarget, ValueBias
 from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.predictor import Predictor
 from normscope.models.load.task_heads import Head
 from normscope.running.options import RunOptions
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model
@@ -49,9 +49,10 @@ def test_tokens_are_masked_or_taken_out_with_their_segments():
     assert kinds[0].tolist() == [3, 8, 9, 2]
 
 
-def classifier(**config) -> ClassReadout:
+def classifier(**config) -> PredictionReadout:
     tiny = {"vocab_size": 9, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 4}
-    return ClassReadout(BertForSequenceClassification(BertConfig(**tiny, **config)))
+    head = BertForSequenceClassification(BertConfig(**tiny, **config))
+    return PredictionReadout(Predictor(Head.CLASS, head, None))
 
 
 def test_a_classifier_takes_padding_if_it_has_a_token_for_it():
@@ -75,9 +76,9 @@ def test_what_is_read_out_is_what_the_checkpoint_has_weights_for():
         return LoadedModel(model, None, layout_of("gpt2"), "tiny", None, None, 9, load_head=heads.get)
 
     both = loaded(Head.CLASS, Head.NEXT_TOKEN)
-    assert isinstance(readout_of(both, None)[0], ClassReadout)
-    assert isinstance(readout_of(loaded(Head.NEXT_TOKEN), None)[0], NextTokenReadout)
-    assert isinstance(readout_of(both, None, ReadoutTarget.next)[0], NextTokenReadout)
+    assert readout_of(both, None)[0].predictor.kind is Head.CLASS
+    assert readout_of(loaded(Head.NEXT_TOKEN), None)[0].predictor.kind is Head.NEXT_TOKEN
+    assert readout_of(both, None, ReadoutTarget.next)[0].predictor.kind is Head.NEXT_TOKEN
     assert isinstance(readout_of(both, None, ReadoutTarget.embedding)[0], EmbeddingReadout)
     assert isinstance(readout_of(both, Pooling.cls)[0], EmbeddingReadout)
     assert isinstance(readout_of(both, None, ReadoutTarget.loss)[0], LossReadout)

@@ -23,7 +23,7 @@ def runner_of(specimen: Specimen) -> InterventionRunner:
 def test_without_a_head_there_is_no_loss(qwen2):
     headless = dataclasses.replace(qwen2.loaded, load_head=lambda _head: None)
     runner = InterventionRunner(headless, qwen2.encoder, [1], 45)
-    assert runner.predicts is None
+    assert runner.predictor is None
     assert runner.without_loss == "the checkpoint has no language-modelling head"
     assert runner_of(qwen2).without_loss is None
     unchanged = runner.unchanged(qwen2.batches[0], lambda _block: None)

@@ -7,12 +7,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from normscope.api import NextToken, attribute, decompose, wrap
-from normscope.api.targets import token_number
 from normscope.data.token_frequencies import _single_characters
 from normscope.data.token_texts import BYTES, TokenTexts
 from normscope.data.words import unit_texts
 from normscope.errors import InputError
 from normscope.live.predictions import prediction_of
+from normscope.models.load.predictor import token_number
 
 
 def written(data: bytes) -> str:
@@ -106,7 +106,7 @@ def test_shown_tokens_can_be_asked_for(of_bytes):
     named = {PIECES[0]: "北京", PIECES[1]: "Ġ北", PIECES[3]: "é", PIECES[6]: "␊␊", PIECES[12]: "⟨E5 8C⟩", "!": "!"}
     for piece, shown in named.items():
         number = of_bytes.convert_tokens_to_ids(piece)
-        assert token_number(model, shown) == token_number(model, number) == number
+        assert token_number(model.tokenizer, shown) == token_number(model.tokenizer, number) == number
         assert repr(shown) in attribute(model, "é 北京", NextToken(shown)).what
     with pytest.raises(InputError, match=r"expected a single token, got 6: \['⟨E5⟩', '⟨8C⟩'"):
-        token_number(model, "北北")
+        token_number(model.tokenizer, "北北")

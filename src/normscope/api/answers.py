@@ -16,7 +16,7 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.api.arguments import chosen, single_text
 from normscope.api.attribution import Attribution, table_of_effects
 from normscope.api.regions import sums_of_spans
-from normscope.api.targets import Answer, check_linear, next_token_head
+from normscope.api.targets import Answer, check_linear, required
 from normscope.attribution.passes import Effects, HeldPass, held_pass
 from normscope.attribution.scalars import ScalarAttribution, attribute_scalars
 from normscope.data.batching import Batch
@@ -25,6 +25,7 @@ from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError
 from normscope.maths.choices import AnswerMeasure, ValueBias
 from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.task_heads import Head
 from normscope.models.load.text_batches import require_unicode
 from normscope.rounding import counted
 
@@ -165,7 +166,7 @@ def _attribute(model: LoadedModel, prompt: Batch, target: Answer, asked: Attribu
     Raises:
         InputError: If the answer is empty, invalid or too long, or the model predicts no tokens.
     """
-    head = next_token_head(model, "Answer")
+    head = required(model, Head.NEXT_TOKEN, "Answer").model
     measure = chosen("measure", target.measure, AnswerMeasure)
     before: list[int] = prompt.input_ids[0].tolist()
     answer = _continued(model, head, prompt, target.tokens) if target.answer is None else _given(model, target.answer)

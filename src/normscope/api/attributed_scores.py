@@ -13,7 +13,7 @@ from normscope.api.answers import AttributionCall, attributed_answer
 from normscope.api.arguments import checked, chosen, exclusive, single_text
 from normscope.api.attribution import Attribution, Attributions, table_of_effects
 from normscope.api.regions import OTHER_PAIR, PAIR, owners_of_tokens, sums_of_spans
-from normscope.api.targets import Answer, Label, NextToken, Target, check_linear, prepared, token_number
+from normscope.api.targets import Answer, Label, NextToken, Target, check_linear, prepared
 from normscope.attribution.methods import check_followed
 from normscope.attribution.passes import held_pass, held_translation
 from normscope.attribution.scalars import attribute_scalars
@@ -24,6 +24,7 @@ from normscope.errors import InputError
 from normscope.maths.choices import AttentionRule, ValueBias
 from normscope.maths.tensors import wide
 from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.predictor import token_number
 from normscope.models.load.text_batches import Text, describe_type, is_single, plain_ids
 
 
@@ -319,7 +320,7 @@ def _next_of_translation(model: LoadedModel, text: object, asked: AttributionCal
         )
     batch = single_text(model, text, "attribute", asked.level)
     assert batch.source is not None
-    number = token_number(model, target.token)
+    number = token_number(model.tokenizer, target.token)
     passed = held_translation(head, batch.model_inputs(), through=asked.through)
     logits = passed.output.logits[0, -1]
     best = int(logits.argmax()) if number is None else number

@@ -14,7 +14,6 @@ from normscope.api.arguments import checked, chosen, single_text
 from normscope.attribution.embeddings import embedding, parts_of_embedding
 from normscope.attribution.passes import HeldPass
 from normscope.data.batching import Batch
-from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError, one_line
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder, pooled
@@ -22,7 +21,9 @@ from normscope.maths.tensors import wide
 from normscope.models.blocks.block import full_precision
 from normscope.models.load.any_module import returned_vectors
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.text_batches import Text, describe_type, require_unicode
+from normscope.models.load.predictor import Predictor, last_of_text
+from normscope.models.load.task_heads import Head
+from normscope.models.load.text_batches import Text, describe_type
 from normscope.models.stored.logit_meaning import LogitMeaning
 from normscope.rounding import number
 
@@ -175,85 +176,25 @@ def chosen_embedder(model: LoadedModel, pooling: str | None) -> Embedder:
 
 
 def _class(model: LoadedModel, target: Label, against: str | int | None) -> PreparedTarget:
-    head = _required(model.classifier, model, "text classifier", "Label")
-    labels = {int(number): str(label) for number, label in (head.config.id2label or {}).items()}
-    number = _class_number("label", target.label, labels)
-    other = _class_number("against", against, labels)
-
-    is_value = LogitMeaning.of(head.config) is LogitMeaning.value
-
-    def name(each: int) -> str:
-        return f"{'' if is_value else 'the class '}{labels.get(each, each)}"
-
-    def evaluate(passed: HeldPass) -> tuple[Tensor, str]:
-        return _chosen_logit(passed.output.logits[0], number, other, name, what="value" if is_value else "logit")
-
-    return PreparedTarget(head, evaluate)
-
-
-def _chosen_logit(
-    logits: Float[Tensor, " choice"],
-    number: int | None,
-    against: int | None,
-    name: Callable[[int], str],
-    where: str = "",
-    what: str = "logit",
-) -> tuple[Float[Tensor, "1"], str]:
-    """One logit, or by how much it exceeds another, and its description.
-
-    Args:
-        logits: Those of all classes or tokens.
-        number: Which one; None for the largest.
-        against: The one that is subtracted; None for none.
-        name: The name of each.
-        where: What follows its name.
-        what: What it is.
-    """
-    best = int(logits.argmax()) if number is None else number
-    if against is None:
-        return logits[best][None], f"{what} of {name(best)}{where}"
-    return (logits[best] - logits[against])[None], f"{what} of {name(best)} minus that of {name(against)}{where}"
-
-
-def _class_number(argument: str, label: str | int | None, labels: dict[int, str]) -> int | None:
-    if label is None or (isinstance(label, int) and label in labels):
-        return label
-    numbers = [number for number, name in labels.items() if name == label]
-    if len(numbers) != 1:
-        names = ", ".join(f"{name} ({number})" for number, name in labels.items())
-        raise InputError(f"{argument}={label!r}: expected one of {names}")
-    return numbers[0]
+    predictor = required(model, Head.CLASS, "Label")
+    numbers = predictor.number(target.label, "label"), predictor.number(against, "against")
+    return _answer(predictor, numbers)
 
 
 def _next_token(model: LoadedModel, batch: Batch, target: NextToken, against: str | int | None) -> PreparedTarget:
-    head = next_token_head(model, "NextToken")
-    number, other = token_number(model, target.token), token_number(model, against, "against")
+    predictor = required(model, Head.NEXT_TOKEN, "NextToken")
+    numbers = predictor.number(target.token, "token"), predictor.number(against, "against")
     last = batch.input_ids.shape[1] - 1
-    end = int(model.last_of_text(batch.input_ids, batch.token_mask)[0])
+    end = int(last_of_text(batch.input_ids, batch.token_mask, predictor.ending)[0])
     position = end if target.position is None else target.position
     if not 0 <= position <= last:
         raise InputError(f"NextToken: expected a position from 0 to {last}, the last token of the text, got {position}")
-    where = "as the next token" if position == end else f"after token {position}"
-    return PreparedTarget(head, lambda passed: _logit(model, passed, position, (number, other), where))
-
-
-def next_token_head(model: LoadedModel, target: str) -> PreTrainedModel:
-    """The causal language model around a base model.
-
-    Raises:
-        InputError: If there is none.
-    """
-    if model.translates:
-        raise InputError(
-            f"target={target}: the encoder of {model.name} predicts no token; load the model with stack='cross', and pass the "
-            "source and the target so far as a pair (tuple)"
-        )
-    return _required(model.next_token_head, model, "causal language model", target)
+    return _answer(predictor, numbers, position, "as the next token" if position == end else f"after token {position}")
 
 
 def _masked_token(model: LoadedModel, batch: Batch, target: MaskedToken, against: str | int | None) -> PreparedTarget:
-    head = _required(model.masked_language_head, model, "masked language model", "MaskedToken")
-    number, other = token_number(model, target.token), token_number(model, against, "against")
+    predictor = required(model, Head.MASKED_TOKEN, "MaskedToken")
+    numbers = predictor.number(target.token, "token"), predictor.number(against, "against")
     masks = (batch.input_ids[0] == model.tokenizer.mask_token_id).nonzero().flatten().tolist()
     if not masks or (target.position is not None and target.position not in masks):
         found = ", ".join(map(str, masks)) or "none"
@@ -263,43 +204,68 @@ def _masked_token(model: LoadedModel, batch: Batch, target: MaskedToken, against
         )
     position = masks[0] if target.position is None else target.position
     where = "in place of the mask" if len(masks) == 1 else f"in place of the mask at token {position}"
-    return PreparedTarget(head, lambda passed: _logit(model, passed, position, (number, other), where))
+    return _answer(predictor, numbers, position, where)
 
 
-def _logit(
-    model: LoadedModel, passed: HeldPass, position: int, numbers: tuple[int | None, int | None], where: str
-) -> tuple[Tensor, str]:
-    def name(number: int) -> str:
-        return repr(TokenTexts(model.tokenizer).of([number])[0])
-
-    return _chosen_logit(passed.output.logits[0, position], *numbers, name, f" {where}")
-
-
-def token_number(model: LoadedModel, token: str | int | None, argument: str = "token") -> int | None:
-    """The number of a token; None for None.
+def _answer(
+    predictor: Predictor, numbers: tuple[int | None, int | None], position: int | None = None, where: str = ""
+) -> PreparedTarget:
+    """The logit of an answer, or by how much it exceeds another.
 
     Args:
-        argument: The name of the argument, for messages.
+        numbers: Which answer, None for the one with the largest logit, and which is subtracted, None for none.
+        position: Where the logits are; None for classes.
+        where: The same in words.
+    """
+    is_value = predictor.meaning is LogitMeaning.value
+
+    def name(number: int) -> str:
+        if predictor.kind is not Head.CLASS:
+            return repr(predictor.name(number))
+        return f"{'' if is_value else 'the class '}{predictor.name(number)}"
+
+    def evaluate(passed: HeldPass) -> tuple[Tensor, str]:
+        logits = passed.output.logits[0] if position is None else passed.output.logits[0, position]
+        answer, against = numbers
+        best = int(logits.argmax()) if answer is None else answer
+        described = f"{'value' if is_value else 'logit'} of {name(best)}"
+        if against is None:
+            return logits[best][None], f"{described} {where}".rstrip()
+        return (logits[best] - logits[against])[None], f"{described} minus that of {name(against)} {where}".rstrip()
+
+    return PreparedTarget(predictor.model, evaluate)
+
+
+_NAMED = {
+    Head.CLASS: ("Label", "text classifier"),
+    Head.NEXT_TOKEN: ("NextToken", "causal language model"),
+    Head.MASKED_TOKEN: ("MaskedToken", "masked language model"),
+}
+"""Targets and models, by what they predict."""
+
+
+def required(model: LoadedModel, kind: Head, target: str) -> Predictor:
+    """What predicts a target.
+
+    Args:
+        target: Its name, for messages.
 
     Raises:
-        InputError: If there is no such token, or the word is several.
+        InputError: If the checkpoint has no weights of the head.
     """
-    tokenizer = model.tokenizer
-    if token is None:
-        return None
-    if isinstance(token, int) and 0 <= token < len(tokenizer):
-        return token
-    if isinstance(token, str):
-        require_unicode(token)
-        if (known := TokenTexts(tokenizer).token(token)) is not None:
-            return int(tokenizer.get_vocab()[known])
-        pieces = tokenizer.encode(token, add_special_tokens=False)
-        if len(pieces) == 1:
-            return int(pieces[0])
+    if model.translates and kind is Head.NEXT_TOKEN:
         raise InputError(
-            f"{argument}={token!r}: expected a single token, got {len(pieces)}: {TokenTexts(tokenizer).of(pieces)}"
+            f"target={target}: the encoder of {model.name} predicts no token; load the model with stack='cross', and pass the "
+            "source and the target so far as a pair (tuple)"
         )
-    raise InputError(f"{argument}={token!r}: expected a token, or its number from 0 to {len(tokenizer) - 1}")
+    predictor = Predictor.of(model, [kind])
+    if predictor is None:
+        other = Predictor.of(model)
+        instead = "" if other is None else f"use {_NAMED[other.kind][0]}, whose weights it has, or "
+        raise InputError(
+            f"target={target}: {model.name} has no weights of a {_NAMED[kind][1]}; {instead}load a checkpoint that has them"
+        )
+    return predictor
 
 
 def _similarity(model: LoadedModel, target: SimilarityTo) -> PreparedTarget:
@@ -351,18 +317,3 @@ def _own_scalar(target: Callable[[Tensor], object], hidden: Float[Tensor, "batch
     if not value.isfinite().all() and hidden.isfinite().all():
         raise InputError(f"{expected}; it returned {float(value)}")
     return value.reshape(1)
-
-
-def _required(head: PreTrainedModel | None, model: LoadedModel, what: str, target: str) -> PreTrainedModel:
-    if head is None:
-        heads = {
-            "Label": model.classifier,
-            "NextToken": model.next_token_head,
-            "MaskedToken": model.masked_language_head,
-        }
-        found = next((name for name, other in heads.items() if other is not None), None)
-        instead = "" if found is None else f"use {found}, whose weights it has, or "
-        raise InputError(
-            f"target={target}: {model.name} has no weights of a {what}; {instead}load a checkpoint that has them"
-        )
-    return head

@@ -5,7 +5,7 @@ answer moves when tokens are erased.
 """
 
 import abc
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ from normscope.maths.choices import Pooling, ReadoutTarget
 from normscope.maths.embedder import Embedder
 from normscope.maths.tensors import wide
 from normscope.models.blocks.block import full_precision
-from normscope.models.load.loaded import LoadedModel, last_of_text
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.predictor import Predictor
+from normscope.models.load.task_heads import Head
 from normscope.models.stored.logit_meaning import LogitMeaning
 
 
@@ -79,76 +81,44 @@ class Readout(abc.ABC):
         return untouched
 
 
-class ClassReadout(Readout):
-    """The class that a classifier gives the whole text: its logit, and its probability; of a regression, its value."""
+class PredictionReadout(Readout):
+    """What a head predicts for the whole text: the logit of the most likely answer, and its probability; of a regression, its
+    value.
+    """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__(model)
-        self._meaning = LogitMeaning.of(model.config)
-        self.quantity = "value" if self._meaning is LogitMeaning.value else "probability"
+    def __init__(self, predictor: Predictor) -> None:
+        super().__init__(predictor.model)
+        self.predictor = predictor
+        self.quantity = "value" if predictor.meaning is LogitMeaning.value else "probability"
 
     @property
     def head(self) -> PreTrainedModel:
-        """The classifier."""
+        """The model with its head."""
         return self.model
 
     @property
     def takes_padding(self) -> bool:
-        """Whether the classifier can tell where a padded text ends; causal ones look for their padding token."""
-        return self.model.config.pad_token_id is not None
+        """Whether it can tell where a padded text ends; causal classifiers look for their padding token."""
+        return self.predictor.kind is not Head.CLASS or self.model.config.pad_token_id is not None
 
-    def answers(self, output: Any, _inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch _"]:
+    def answers(self, output: Any, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch _"]:
         """The logits."""
-        return output.logits
+        return self.predictor.logits(output, inputs)
 
     def scalars(
         self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]
     ) -> Float[Tensor, " batch"]:
-        """The logit of the most likely class; of a single logit, its size."""
+        """The logit of the most likely answer; of a single logit, its size."""
         if untouched.shape[1] == 1:
             return answers[:, 0] * torch.where(untouched[:, 0] < 0, -1, 1)
         return answers.gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
 
     def values(self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]) -> Float[Tensor, " batch"]:
-        """The probability of the class that was most likely for the whole text; of a regression, the value's size."""
+        """The probability of the answer that was most likely for the whole text; of a regression, the value's size."""
+        read = self.predictor.meaning.read
         if untouched.shape[1] == 1:
-            return self._meaning.read(self.scalars(answers, untouched)[:, None])[:, 0]
-        return self._meaning.read(answers).gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
-
-
-class NextTokenReadout(Readout):
-    """The token that a causal language model predicts after the text: its logit, and its probability.
-
-    Args:
-        ending: Special tokens that the tokenizer puts behind a text; the prediction follows the text, not these.
-    """
-
-    quantity = "probability"
-
-    def __init__(self, model: PreTrainedModel, ending: Sequence[int] = ()) -> None:
-        super().__init__(model)
-        self._ending = ending
-
-    @property
-    def head(self) -> PreTrainedModel:
-        """The language model."""
-        return self.model
-
-    def answers(self, output: Any, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch _"]:
-        """The logits after the last token of the text."""
-        logits: Tensor = output.logits
-        last = last_of_text(inputs["input_ids"], inputs["attention_mask"], self._ending)
-        return logits[torch.arange(len(logits), device=logits.device), last.to(logits.device)]
-
-    def scalars(
-        self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]
-    ) -> Float[Tensor, " batch"]:
-        """The logit of the most likely token."""
-        return answers.gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
-
-    def values(self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]) -> Float[Tensor, " batch"]:
-        """The probability of the token that was most likely after the whole text."""
-        return LogitMeaning.softmax.read(answers).gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
+            return read(self.scalars(answers, untouched)[:, None])[:, 0]
+        return read(answers).gather(1, untouched.argmax(dim=1, keepdim=True))[:, 0]
 
 
 class ContinuationReadout(Readout):
@@ -252,6 +222,10 @@ class EmbeddingReadout(Readout):
         return torch.nn.functional.cosine_similarity(wide(answers), wide(untouched), dim=-1)
 
 
+_PREDICTED = {ReadoutTarget.label: Head.CLASS, ReadoutTarget.next: Head.NEXT_TOKEN}
+"""Targets that a head predicts for the whole text; by default, the first for which there is one."""
+
+
 def readout_of(
     model: LoadedModel, pooling: Pooling | None, target: ReadoutTarget | None = None, answer: int = 1
 ) -> tuple[Readout, bool] | None:
@@ -269,16 +243,15 @@ def readout_of(
     """
     if pooling is not None:
         return EmbeddingReadout(model.model, Embedder(pooling)), False
-    if target in (None, ReadoutTarget.label) and model.classifier is not None:
-        return ClassReadout(model.classifier), False
-    if target is not ReadoutTarget.embedding and model.next_token_head is not None:
-        match target:
-            case None | ReadoutTarget.next:
-                return NextTokenReadout(model.next_token_head, model.ending), False
-            case ReadoutTarget.answer:
-                return ContinuationReadout(model.next_token_head, answer), False
-            case ReadoutTarget.loss:
-                return LossReadout(model.next_token_head), False
+    if target is None or target in _PREDICTED:
+        predictor = Predictor.of(model, [*_PREDICTED.values()] if target is None else [_PREDICTED[target]])
+        if predictor is not None:
+            return PredictionReadout(predictor), False
+    if target in (ReadoutTarget.answer, ReadoutTarget.loss) and model.next_token_head is not None:
+        is_loss = target is ReadoutTarget.loss
+        return LossReadout(model.next_token_head) if is_loss else ContinuationReadout(
+            model.next_token_head, answer
+        ), False
     if target not in (None, ReadoutTarget.embedding):
         return None
     embedder, guessed = model.guessed_embedder()

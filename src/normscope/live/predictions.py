@@ -1,18 +1,20 @@
 """What a model's checkpoint predicts for one text: a class, the next token, a masked token, or nothing but an embedding."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.api.targets import Label, MaskedToken, NextToken, Target, token_number
+from normscope.api.targets import Label, MaskedToken, NextToken, Target
 from normscope.attribution.embeddings import embedding
-from normscope.data.token_texts import TokenTexts
+from normscope.attribution.readouts import EmbeddingReadout
 from normscope.errors import InputError
 from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.predictor import PREDICTED, Predictor
+from normscope.models.load.task_heads import Head
 from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.stored.logit_meaning import LogitMeaning
 
@@ -66,59 +68,42 @@ def prediction_of(model: LoadedModel, text: Any, count: int = _CHOICES, also: Se
 
 def _prediction(model: LoadedModel, text: Any, count: int, also: Sequence[str]) -> Prediction:
     inputs = batch_from_texts(model, text).to(model.device).model_inputs()
-    last = int(model.last_of_text(inputs["input_ids"], inputs["attention_mask"])[0])
     if model.layout.reads_target:
         if model.translator is None:
             raise InputError(f"model: {model.name} has no weights of a translator; set model.stack=encoder")
         return Prediction("the next token of the translation", [], NextToken())
+    has_mask = bool((inputs["input_ids"] == (model.tokenizer.mask_token_id or -1)).any())
+    predictor = Predictor.of(model, [kind for kind in PREDICTED if has_mask or kind is not Head.MASKED_TOKEN])
+    if predictor is None:
+        return Prediction("embedding", [], _own_embedding(model))
     with torch.inference_mode():
-        if model.classifier is not None:
-            logits = model.classifier(**inputs).logits[0]
-            names = model.classifier.config.id2label or {}
-            labels = [str(names.get(number, number)) for number in range(len(logits))]
-            meaning = LogitMeaning.of(model.classifier.config)
-            numbers = [number for number, name in enumerate(labels) if name in also]
-            likely = _most_likely(logits, meaning, count, numbers)
-            found = [(labels[number], each) for number, each in likely]
-            what = "class" if meaning is not LogitMeaning.value else "value"
-            second = likely[1][0] if meaning is LogitMeaning.softmax and len(likely) > 1 else None
-            return Prediction(what, found, Label(), meaning, second)
-        if model.next_token_head is not None:
-            logits = model.next_token_head(**inputs).logits[0, last]
-            return _token_prediction("next token", model, logits, count, also)
-        masks = (inputs["input_ids"][0] == (model.tokenizer.mask_token_id or -1)).nonzero().flatten().tolist()
-        if masks and model.masked_language_head is not None:
-            logits = model.masked_language_head(**inputs).logits[0, masks[0]]
-            return _token_prediction("masked token", model, logits, count, also)
-    return Prediction("embedding", [], _own_embedding(model))
+        (logits,) = predictor.logits(predictor.model(**inputs), inputs)
+    read = predictor.meaning.read(logits)
+    asked = [number for name in also if (number := predictor.number(name, "target")) is not None]
+    likely = [*dict.fromkeys([*read.topk(min(count, len(read))).indices.tolist(), *asked])]
+    return Prediction(
+        predictor.what,
+        [(predictor.name(number), float(read[number])) for number in likely],
+        _TARGETS[predictor.kind],
+        predictor.meaning,
+        likely[1] if predictor.meaning is LogitMeaning.softmax and len(likely) > 1 else None,
+    )
 
 
-def _token_prediction(
-    what: str, model: LoadedModel, logits: Float[Tensor, " vocabulary"], count: int, also: Sequence[str]
-) -> Prediction:
-    numbers = [number for name in also if (number := token_number(model, name)) is not None]
-    likely = _most_likely(logits, LogitMeaning.softmax, count, numbers)
-    texts = TokenTexts(model.tokenizer)
-    found = [(texts.of([number])[0], each) for number, each in likely]
-    target = NextToken() if what == "next token" else MaskedToken()
-    return Prediction(what, found, target, runner_up=likely[1][0] if len(likely) > 1 else None)
-
-
-def _most_likely(
-    logits: Float[Tensor, " choice"], meaning: LogitMeaning, count: int, also: Sequence[int]
-) -> list[tuple[int, float]]:
-    """The choices with the largest numbers, and then the others that were asked for."""
-    read = meaning.read(logits)
-    likely = read.topk(min(count, len(logits))).indices.tolist()
-    return [(number, float(read[number])) for number in dict.fromkeys([*likely, *also])]
+_TARGETS: Mapping[Head, Target] = {
+    Head.CLASS: Label(),
+    Head.NEXT_TOKEN: NextToken(),
+    Head.MASKED_TOKEN: MaskedToken(),
+}
 
 
 def _own_embedding(model: LoadedModel) -> Target:
     """The length of the text's embedding, along its own direction: the cosine with itself has a gradient of 0."""
     embedder, _ = model.guessed_embedder()
+    readout = EmbeddingReadout(model.model, embedder)
 
     def length(hidden: Float[Tensor, "token model"]) -> Tensor:
-        (made,) = embedding(embedder, hidden[None], hidden.new_ones(1, len(hidden)).bool())
-        return made @ torch.nn.functional.normalize(made.detach(), dim=-1)
+        made = embedding(embedder, hidden[None], hidden.new_ones(1, len(hidden)).bool())
+        return readout.scalars(made, made.detach())[0]
 
     return length

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.predictor import Predictor
+from normscope.models.load.task_heads import Head
 from normscope.models.load.text_batches import (
     batch_from_texts,
     is_messages,
@@ -237,10 +239,12 @@ def opening(model: LoadedModel) -> Mapping[str, str]:
     if model.layout.reads_target:
         return {"text": f"The old bridge was closed.{SEPARATOR}Die alte Brücke war gesperrt."}
     with contextlib.suppress(InputError):  # the page says so where the prediction is attributed
-        if model.classifier is not None:
-            return {"text": "The film was long, but I was never bored."}
-        if model.next_token_head is not None:
-            return {"text": "The capital of France is"}
-        if model.masked_language_head is not None and model.tokenizer.mask_token:
-            return {"text": f"The capital of France is {model.tokenizer.mask_token}."}
+        predictor = Predictor.of(model)
+        match predictor and predictor.kind:
+            case Head.CLASS:
+                return {"text": "The film was long, but I was never bored."}
+            case Head.NEXT_TOKEN:
+                return {"text": "The capital of France is"}
+            case Head.MASKED_TOKEN if model.tokenizer.mask_token:
+                return {"text": f"The capital of France is {model.tokenizer.mask_token}."}
     return {"text": "The old bridge was closed, so we crossed the river.", "before": "A ferry took us over the water."}

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from normscope.data.examples import CorpusCounts, Example
 from normscope.data.token_sequence import Segmenter
 from normscope.models.blocks.block import AttentionBlock, TokenSelector, full_precision
 from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.predictor import Predictor
+from normscope.models.load.task_heads import Head
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.forward_pass import Replacement
 from normscope.models.observe.observer import Observer
@@ -123,17 +125,19 @@ class InterventionRunner:
                 observer.run(inputs, visit, None, visit_feed_forward, replacements=replacements, check=_check(ablation))
 
     @cached_property
-    def predicts(self) -> Literal["next", "masked"] | None:
-        """The tokens that the checkpoint's language-modelling head predicts; None if it has no head that can be used."""
-        if self._model.next_token_head is not None:
-            return "next"
+    def predictor(self) -> Predictor | None:
+        """What predicts the next token, or masked ones; None if the checkpoint has no head that can be used."""
         masks = self._model.tokenizer.mask_token_id is not None
-        return "masked" if masks and self._model.masked_language_head is not None else None
+        return Predictor.of(self._model, [Head.NEXT_TOKEN, *([Head.MASKED_TOKEN] if masks else [])])
+
+    @property
+    def _predicts_masks(self) -> bool:
+        return self.predictor is not None and self.predictor.kind is Head.MASKED_TOKEN
 
     @property
     def without_loss(self) -> str | None:
         """Why no loss can be measured; None if one can."""
-        if self.predicts is not None:
+        if self.predictor is not None:
             return None
         if is_offloaded(self._model.model):
             return "the language-modelling head is not loaded, because device.map=auto keeps some weights elsewhere"
@@ -144,8 +148,8 @@ class InterventionRunner:
         model, layers = self._model.model, self._model.layers
         embeddings = embeddings_of(model).weight.numel()
         of_layers = sum(parameter.numel() for parameter in model.parameters()) - embeddings
-        passes = 2 if self.predicts == "masked" else 1
-        of_head = embeddings if self.predicts is not None else 0
+        passes = 2 if self._predicts_masks else 1
+        of_head = embeddings if self.predictor is not None else 0
         return 2.0 * (passes * max(0, of_layers) * (layers - start + 1) / layers + of_head)
 
     def unchanged(
@@ -160,7 +164,7 @@ class InterventionRunner:
         """
         batch, outputs = batch.to(self._model.device), dict.fromkeys(start - 1 for start in starts if start > 1)
         texts = _Pass(batch.model_inputs(), dict(outputs))
-        masked = _Pass(self._masked(batch), outputs) if self.predicts == "masked" else None
+        masked = _Pass(self._masked(batch), outputs) if self._predicts_masks else None
         return Unchanged(batch, texts, masked, self._passes(batch, texts, masked, visit, None))
 
     def ablated(
@@ -185,10 +189,10 @@ class InterventionRunner:
         ablation: Ablation | None,
     ) -> "Loss | None":
         """Run the texts, and the masked ones if the head predicts those; the loss of the head."""
-        head = self._model.next_token_head if self.predicts == "next" else None
-        logits = self._run(texts, visit, head, ablation)
+        head = None if self.predictor is None else self.predictor.model
+        logits = self._run(texts, visit, head if masked is None else None, ablation)
         if masked is not None:
-            logits = self._run(masked, _nothing, self._model.masked_language_head, ablation)
+            logits = self._run(masked, _nothing, head, ablation)
         return self._loss(batch, masked, logits)
 
     def _run(

@@ -3,13 +3,12 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -300,12 +299,6 @@ class LoadedModel:
         after = (at + len(plain) for at in range(len(whole)) if whole[at : at + len(plain)] == plain)
         return tuple(map(int, whole[next(after, len(whole)) :])) if plain else ()
 
-    def last_of_text(
-        self, input_ids: Int[torch.Tensor, "batch token"], token_mask: Shaped[torch.Tensor, "batch token"]
-    ) -> Int[torch.Tensor, " batch"]:
-        """The position of each text's last token before the `ending`, if the text has that and more."""
-        return last_of_text(input_ids, token_mask, self.ending)
-
     @property
     def is_cross_attention(self) -> bool:
         """Whether the decoder's cross-attention is observed."""
@@ -328,24 +321,6 @@ class LoadedModel:
     def dtype(self) -> torch.dtype:
         """The dtype of the weights."""
         return self.model.dtype
-
-
-def last_of_text(
-    input_ids: Int[torch.Tensor, "batch token"], token_mask: Shaped[torch.Tensor, "batch token"], ending: Sequence[int]
-) -> Int[torch.Tensor, " batch"]:
-    """The position of each text's last token before an ending, if the text has that and more.
-
-    Args:
-        token_mask: 1 at tokens, 0 at padding behind them.
-        ending: Token ids.
-    """
-    last = token_mask.long().sum(dim=1) - 1
-    count = len(ending)
-    if not 0 < count < input_ids.shape[1]:
-        return last
-    places = last[:, None] + torch.arange(1 - count, 1, device=last.device)
-    ends = (input_ids.gather(1, places.clamp(min=0)) == torch.tensor(ending, device=last.device)).all(dim=1)
-    return torch.where(ends & (last >= count), last - count, last)
 
 
 def _in_memory(loaded: LoadedModel) -> list[PreTrainedModel]:
