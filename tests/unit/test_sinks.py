@@ -13,8 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.scenarios import random_batch
 from normscope.analyses import massive_activations as massive_search
+from normscope.analyses.base import AnalysisContext
 from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
 from normscope.analyses.massive_activations import MassiveSearch
+from normscope.analyses.sinks import Variant, long_enough, sequences_of
 from normscope.data.token_texts import Vocabulary
 from normscope.maths import massive
 from normscope.maths.masks import Mask
@@ -125,6 +127,27 @@ def test_passes_that_wait_for_nothing_find_the_same(monkeypatch):
     monkeypatch.setattr(massive_search, "host_waits", lambda _device: True)
     assert len(expected)
     pd.testing.assert_frame_equal(specimen.findings("sinks", options, [1, 2, 3], ["all"]).tables["massive"], expected)
+
+
+@pytest.mark.parametrize("first", [None, 1])
+@pytest.mark.parametrize("begins", [0, 1])
+@pytest.mark.parametrize("words", range(3, 9))
+def test_a_sequence_is_long_enough_if_a_variant_can_be_cut_from_it(first, begins, words):
+    """With or without a token that begins it, and with one that ends it."""
+    vocabulary = Vocabulary(size=20, special=frozenset({1, 2}), first=first)
+    context = AnalysisContext([1], CATEGORIES, {}, vocabulary=vocabulary)
+    ids = np.array([*([1] if begins else []), *range(3, 3 + words), 2])
+    packed = torch.full((5, len(ids)), -1)
+    packed[0] = torch.from_numpy(ids)
+    options = SinksOptions(length=7, seed=0)
+    variants = [Variant(SinkInput.text, bos) for bos in ((True, False) if first is not None else (False,))]
+    made = {variant.bos: sequences_of(variant, [packed], options, context) for variant in variants}
+    assert long_enough(ids, options.length, context) == any(made.values())
+    for bos, sequences in made.items():
+        for sequence in sequences:
+            kept = ids[begins if first is not None else 0 :]
+            by_hand = [*([1] if bos else []), *kept[: options.length - bos - 1], 2]
+            assert sequence[0].tolist() == by_hand
 
 
 def test_queries_that_see_a_key():

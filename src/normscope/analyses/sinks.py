@@ -215,8 +215,9 @@ class SinkRates:
         self._contribution = torch.zeros(shape, dtype=torch.float64)
         self._count = torch.zeros(shape[1], dtype=torch.int64)
         self._nowhere = torch.zeros(shape[0], shape[2], dtype=torch.float64)
-        # The headline: each sequence's sink rate of the first token and the weight on it, over all heads.
         self._headline: list[Float[Tensor, "sequence 2"]] = []
+        """Each sequence's sink rate of the first token and the weight on it, over all heads: the sample ends when their means
+        are known precisely enough."""
         self.sequences = 0
         """Number of sequences so far."""
 
@@ -328,29 +329,28 @@ def _begins(ids: np.ndarray, context: AnalysisContext) -> int:
 
 def _cut(kinds: np.ndarray, length: int, bos: bool, context: AnalysisContext) -> np.ndarray | None:
     """A packed sequence of the given length, which ends with the special tokens of the original; None if it is too short."""
-    # Rows of `Batch.packed`: tokens, segments, source tokens, inherited categories. The last, units, is not needed here.
-    ids, segments = kinds[0][kinds[0] >= 0], kinds[1][kinds[1] >= 0]
-    start = _begins(ids, context)
-    end = len(ids)
+    ids, segments, source, inherited, _units = kinds  # as `Batch.packed` has them, −1 where there are none
+    ids = ids[ids >= 0]
+    start, end = _begins(ids, context), len(ids)
     while end - 1 > start and ids[end - 1] in context.vocabulary.special:
         end -= 1
     room = length - bos - (len(ids) - end)
     if not 0 < room <= end - start:
         return None
     kept = np.concatenate([np.arange(start, start + room), np.arange(end, len(ids))])
-    columns = max(length, int((kinds[2] >= 0).sum()))
+    columns = max(length, int((source >= 0).sum()))
     cut = np.full((len(kinds), columns), -1, dtype=np.int64)
-    cut[0, bos:length] = ids[kept]
+    cut_ids, cut_segments, cut_source, cut_inherited, _units = cut
+    cut_ids[bos:length] = ids[kept]
+    cut_inherited[bos:length] = inherited[kept]
     if bos and context.vocabulary.first is not None:
-        cut[0, 0] = context.vocabulary.first
-    if len(segments):
-        cut[1, bos:length] = segments[kept]
-        cut[1, 0] = segments[0]
-    cut[3, bos:length] = kinds[3][kept]
-    if bos and start:
-        cut[3, 0] = kinds[3][0]
-    source = kinds[2][kinds[2] >= 0]
-    cut[2, : len(source)] = source
+        cut_ids[0] = context.vocabulary.first
+    if bos and start:  # the original begins with the same token
+        cut_inherited[0] = inherited[0]
+    if segments[0] >= 0:
+        cut_segments[bos:length] = segments[kept]
+        cut_segments[0] = segments[0]
+    cut_source[: len(source)] = source[:columns]
     return cut
 
 
