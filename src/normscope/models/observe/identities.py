@@ -20,11 +20,10 @@ from normscope.maths.layer_composition import LayerStage
 from normscope.maths.normalisation import Normalisation
 from normscope.models.blocks.block import AttentionBlock, full_precision
 from normscope.models.observe.feed_forward import FeedForwardBlock
-from normscope.models.observe.untouched import Call, LayerRecord, UntouchedPass
+from normscope.models.observe.untouched import Call, LayerRecord, UntouchedPass, is_norm
 from normscope.models.sites.block_modules import BlockModules
 from normscope.models.sites.layout import ModelLayout
 from normscope.models.sites.linear_layers import scaled_projection
-from normscope.models.sites.norm_weights import divides
 from normscope.models.stored.stored_weights import execution_device
 from normscope.rounding import number
 
@@ -356,7 +355,7 @@ def _check_no_norm(
         if call.output is None or call.output.shape != vectors.shape:
             continue
         equal = torch.equal(call.output[token_mask], vectors[token_mask])
-        if equal and divides(module, vectors):
+        if equal and is_norm(module, vectors.shape[-1], vectors.device, vectors.dtype):
             raise NotObservableError(
                 layer, f"hidden vectors are the output of the norm {_path(model, module)}, which the layout leaves out"
             )

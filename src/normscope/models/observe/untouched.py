@@ -5,7 +5,7 @@ Every module of the model is recorded, not only those that a layout names: what 
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -198,3 +198,26 @@ def _first(values: Any) -> Tensor | None:
     """The first of several values if it is a tensor, or the tensor itself."""
     value = values[0] if isinstance(values, tuple | list | ModelOutput) and values else values
     return value if isinstance(value, Tensor) else None
+
+
+def is_norm(module: nn.Module, size: int, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether what a module makes of a vector does not depend on its length, as with every norm.
+
+    Args:
+        size: Number of dimensions of the vectors.
+        device: Where it runs.
+        dtype: What it takes.
+    """
+    if next(module.children(), None) is not None:
+        return False
+    probe = torch.linspace(-1, 1, size, device=device).exp().to(dtype)[None, None]
+    run: Callable[[Tensor], Any] = module
+    try:
+        with torch.inference_mode():
+            one, other = run(probe), run(2 * probe)
+    except Exception:  # it takes something else
+        return False
+    if not isinstance(one, Tensor) or one.shape != probe.shape:
+        return False
+    one, other = one.double(), other.double()
+    return bool((one - other).norm() < 0.02 * other.norm())

@@ -106,18 +106,6 @@ _SMALL = (1e-4, 1e-3)
 """Scales of the vectors that show ε."""
 
 
-def divides(module: nn.Module, vectors: Tensor) -> bool:
-    """Whether a module without submodules divides vectors by their length or deviation, as every norm does.
-
-    Args:
-        vectors: Some that it may read, (text, token, model).
-    """
-    try:
-        return next(module.children(), None) is None and _does(module, vectors[0, 0], vectors.dtype)[1]
-    except Exception:  # it takes something else
-        return False
-
-
 _done: WeakKeyDictionary[nn.Module, tuple[bool, bool]] = WeakKeyDictionary()
 """Results of `_does`, which waits for the device: weights that are not kept are read again in every pass."""
 
@@ -126,7 +114,7 @@ def _does(norm: nn.Module, weight: Tensor, dtype: torch.dtype) -> tuple[bool, bo
     """Whether a norm subtracts the mean, and whether it divides by the deviation.
 
     If it centres, a vector and the same with a number added to every dimension have one norm; if it divides, a vector and its
-    double have. An activation that levels off, such as tanh, only comes near that.
+    double have.
     """
     if norm not in _done:
         probe = torch.arange(weight.shape[-1], device=weight.device, dtype=torch.float32).cos()
@@ -137,5 +125,5 @@ def _does(norm: nn.Module, weight: Tensor, dtype: torch.dtype) -> tuple[bool, bo
         bias = zero.nan_to_num()  # without ε, the norm of zero is not defined
         # Otherwise the two differ by far more than any rounding.
         size = (one - bias).norm()
-        _done[norm] = bool((one - shifted).norm() < 0.1 * size), not bool((double - one).norm() > 0.1 * size)
+        _done[norm] = bool((one - shifted).norm() < 0.1 * size), not bool((double - one).norm() > 0.5 * size)
     return _done[norm]
