@@ -97,12 +97,16 @@ def _tensors(values: Any) -> Iterator[Tensor]:
         yield from _tensors([*values.values()])
 
 
-def _mapped(values: Any, of: Callable[[Tensor], Any]) -> Any:
+def with_tensors(values: Any, of: Callable[[Tensor], Any]) -> Any:
+    """Arguments or results of a function with every tensor replaced.
+
+    pytree takes longer than most functions themselves.
+    """
     if isinstance(values, Tensor):
         return of(values)
     if isinstance(values, tuple | list) and not hasattr(values, "_fields"):
-        return type(values)(_mapped(each, of) for each in values)
-    return {key: _mapped(each, of) for key, each in values.items()} if isinstance(values, dict) else values
+        return type(values)([with_tensors(each, of) for each in values])
+    return {key: with_tensors(each, of) for key, each in values.items()} if isinstance(values, dict) else values
 
 
 def still(value: Any) -> Any:
@@ -478,14 +482,14 @@ class HeldFixed(TorchFunctionMode):
             if name in _CASTS and kind_of(args[0]) is Kind.LINEAR:
                 target = function(*args, **kwargs)
                 return args[0] if target.is_floating_point() else target
-            args, kwargs = _mapped(args, _doubled), _mapped(kwargs, _doubled)
+            args, kwargs = with_tensors(args, _doubled), with_tensors(kwargs, _doubled)
         rule = _RULES.get(name) if Kind.LINEAR in kinds else None
         step = None if rule is None else rule(self, _Call(name, function, args, kwargs))
         if step is not None:
             return self.done(step) if isinstance(step, Step) else step[0]
         if name in _INTO:
             marked([args[0], *([] if args[0]._base is None else [args[0]._base])], Kind.HELD)
-        made = marked(function(*_mapped(args, still), **_mapped(kwargs, still)), Kind.HELD)
+        made = marked(function(*with_tensors(args, still), **with_tensors(kwargs, still)), Kind.HELD)
         if self.explains:
             for each in _tensors(made):
                 each._because = self._reason(name, given)  # type: ignore[attr-defined]
@@ -1015,7 +1019,7 @@ def _into(mode: HeldFixed, call: _Call) -> Any:
             return vectors[0] if vectors and each is written[0] else each
 
         new = to.clone() if in_place else to
-        made: Tensor = call.function(new, *_mapped(rest, replaced), **_mapped(kwargs, replaced))
+        made: Tensor = call.function(new, *with_tensors(rest, replaced), **with_tensors(kwargs, replaced))
         return new if in_place else made
 
     plain = kind_of(base) is None
