@@ -408,20 +408,18 @@ class HeldFixed(TorchFunctionMode):
         self.softmaxes = 0
         """Number of softmaxes that have been linearised."""
         self._model, self.ones, self.carries, self.values = model, ones, carries, values
-        self._replaced: list[nn.Module] = []
         self.explains = False
         """Whether held tensors record which function, in which module, made them from linear tensors."""
         self.texts: int | None = None
         """Number of texts in the batch, for attention whose texts and heads share an axis."""
 
     def __enter__(self) -> "HeldFixed":
-        self._replaced = [module for module in self._model.modules() if _may_be_an_activation(module)]
         try:
-            for module in self._replaced:
+            for module in filter(_may_be_an_activation, self._model.modules()):
                 module.forward = functools.partial(self._activation, module)
             super().__enter__()
         except BaseException:  # even an interrupt leaves the model as it was
-            self._restore()
+            self.give_back(self._model)
             raise
         return self
 
@@ -429,15 +427,11 @@ class HeldFixed(TorchFunctionMode):
         try:
             super().__exit__(*exception)
         finally:
-            self._restore()
-
-    def _restore(self) -> None:
-        for module in self._replaced:
-            vars(module).pop("forward", None)
+            self.give_back(self._model)
 
     @classmethod
     def give_back(cls, model: nn.Module) -> None:
-        """Give modules their own `forward` back, after a pass that was interrupted while it ended."""
+        """Give modules their own `forward` back, after a pass or after an interrupt of one, even of its end."""
         for module in model.modules():
             forward = vars(module).get("forward")
             if isinstance(forward, functools.partial) and isinstance(getattr(forward.func, "__self__", None), cls):
