@@ -21,7 +21,7 @@ from normscope.maths.embedder import Embedder, pooled
 from normscope.maths.tensors import wide
 from normscope.models.blocks.block import full_precision
 from normscope.models.load.any_module import returned_vectors
-from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.loaded import LoadedModel, last_of_text
 from normscope.models.load.text_batches import Text, describe_type, require_unicode
 from normscope.models.stored.logit_meaning import LogitMeaning
 from normscope.rounding import number
@@ -229,7 +229,7 @@ def _next_token(model: LoadedModel, batch: Batch, target: NextToken, against: st
     head = next_token_head(model, "NextToken")
     number, other = token_number(model, target.token), token_number(model, against, "against")
     last = batch.input_ids.shape[1] - 1
-    end = int(model.last_of_text(batch.input_ids, batch.token_mask)[0])
+    end = int(last_of_text(batch.input_ids, batch.token_mask, model.ending)[0])
     position = end if target.position is None else target.position
     if not 0 <= position <= last:
         raise InputError(f"NextToken: expected a position from 0 to {last}, the last token of the text, got {position}")

@@ -12,7 +12,7 @@ from normscope.api.targets import Label, MaskedToken, NextToken, Target, token_n
 from normscope.attribution.embeddings import embedding
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError
-from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.loaded import LoadedModel, last_of_text
 from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.stored.logit_meaning import LogitMeaning
 
@@ -66,7 +66,7 @@ def prediction_of(model: LoadedModel, text: Any, count: int = _CHOICES, also: Se
 
 def _prediction(model: LoadedModel, text: Any, count: int, also: Sequence[str]) -> Prediction:
     inputs = batch_from_texts(model, text).to(model.device).model_inputs()
-    last = int(model.last_of_text(inputs["input_ids"], inputs["attention_mask"])[0])
+    last = int(last_of_text(inputs["input_ids"], inputs["attention_mask"], model.ending)[0])
     if model.layout.reads_target:
         if model.translator is None:
             raise InputError(f"model: {model.name} has no weights of a translator; set model.stack=encoder")

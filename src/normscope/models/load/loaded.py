@@ -300,12 +300,6 @@ class LoadedModel:
         after = (at + len(plain) for at in range(len(whole)) if whole[at : at + len(plain)] == plain)
         return tuple(map(int, whole[next(after, len(whole)) :])) if plain else ()
 
-    def last_of_text(
-        self, input_ids: Int[torch.Tensor, "batch token"], token_mask: Shaped[torch.Tensor, "batch token"]
-    ) -> Int[torch.Tensor, " batch"]:
-        """The position of each text's last token before the `ending`, if the text has that and more."""
-        return last_of_text(input_ids, token_mask, self.ending)
-
     @property
     def is_cross_attention(self) -> bool:
         """Whether the decoder's cross-attention is observed."""
