@@ -10,7 +10,7 @@ from normscope.attribution import vectors as vectors_of_sources
 from normscope.attribution.passes import held_pass
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.vectors import Sources, carried, vector_maps
-from normscope.linear.rules import HeldFixed, Kind, Stack, marked, stack_of
+from normscope.linear.rules import HeldFixed, Kind, Stack, marked, parts_from, stack_of
 from normscope.maths.choices import ValueBias
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
 from tests.tiny import FAMILY_CONFIGS, layout_of, rounds_inside, tiny_model, token_batch
@@ -185,21 +185,28 @@ def test_what_is_written_over_is_made_again_for_a_late_reader():
     torch.manual_seed(0)
     given, weight, parts = torch.randn(2, 5, 4).double(), torch.randn(7, 4).double(), torch.randn(3, 2, 5, 4).double()
     marked(given, Kind.LINEAR)
-    given._stack = Stack.given(parts)
+    given._stack, before = (start := Stack(None)), parts.clone()
     with torch.inference_mode(), HeldFixed(torch.nn.Identity(), carries=True):
         inner = torch.nn.functional.linear(given, weight)
         activated = torch.nn.functional.gelu(inner)
         with torch._C.DisableTorchFunction():
             slope, expected = activated / inner, parts @ weight.T
-            torch.testing.assert_close(stack_of(activated)(), expected * slope)
+            torch.testing.assert_close(_parts_of(activated, {start: parts}), expected * slope)
         late = inner + activated
         both = torch.nn.functional.layer_norm(late + inner, [7])
     deviation = (late + inner).var(dim=-1, correction=0, keepdim=True).add(1e-5).sqrt()
     sums = expected * (2 + slope)
-    torch.testing.assert_close(stack_of(both)(), (sums - sums.mean(dim=-1, keepdim=True)) / deviation)
-    torch.testing.assert_close(stack_of(late)(), expected * (1 + slope))
-    torch.testing.assert_close(stack_of(inner)(), expected)
-    assert torch.equal(parts, given._stack())
+    of_both = (sums - sums.mean(dim=-1, keepdim=True)) / deviation
+    for tensor, made in ((both, of_both), (late, expected * (1 + slope)), (inner, expected)):
+        torch.testing.assert_close(_parts_of(tensor, {start: parts}), made)
+    together = parts_from({start: parts}, [stack_of(each) for each in (inner, both, late)], bias=False)
+    for got, made in zip(together, (expected, of_both, expected * (1 + slope)), strict=True):
+        torch.testing.assert_close(got, made)
+    assert torch.equal(parts, before)
+
+
+def _parts_of(vectors, known):
+    return parts_from(known, [stack_of(vectors)], bias=False)[0]
 
 
 @pytest.mark.parametrize("tokens", [1, 6])
@@ -210,7 +217,8 @@ def test_a_module_that_moves_tokens_is_no_activation(tokens, shape):
     shift, given = torch.nn.ZeroPad2d((0, 0, 1, -1)), torch.randn(*shape, tokens, 4).double()
     parts = torch.randn(3, *given.shape).double()
     marked(given, Kind.LINEAR)
-    given._stack = Stack.given(parts)
+    given._stack = start = Stack(None)
     with torch.inference_mode(), HeldFixed(shift, carries=True):
         moved = shift(given)
-    torch.testing.assert_close(stack_of(moved)(), torch.stack([shift(part) for part in parts]), rtol=0, atol=0)
+    expected = torch.stack([shift(part) for part in parts])
+    torch.testing.assert_close(_parts_of(moved, {start: parts}), expected, rtol=0, atol=0)

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from normscope.errors import InputError
-from normscope.linear.rules import HeldFixed, Kind, Stack, kind_of, marked, stack_of
+from normscope.linear.rules import HeldFixed, Kind, Stack, kind_of, marked, parts_from, stack_of
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder, pooled
 from normscope.maths.tensors import wide
@@ -64,10 +64,10 @@ def parts_of_embedding(
     stack = parts.movedim(1, 0)
     for module in _in_float64(embedder.modules, whole.device):
         given = marked(whole.detach().clone(), Kind.LINEAR)
-        given._stack = Stack.given(stack)
-        with HeldFixed(module, carries=True, bias=True, shifted=True), torch.no_grad():
+        given._stack = start = Stack(None)
+        with HeldFixed(module, carries=True, shifted=True), torch.no_grad():
             made = _made(module, given)
-        stack, whole = stack_of(made)(), made.detach()
+        (stack,), whole = parts_from({start: stack}, [stack_of(made)], bias=True), made.detach()
     return stack.movedim(0, 1), whole
 
 

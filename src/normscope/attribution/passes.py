@@ -7,6 +7,7 @@ constants add up to what the model computes is checked for every text.
 import contextlib
 import dataclasses
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -18,7 +19,18 @@ from torch.utils._pytree import tree_iter, tree_map
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
-from normscope.linear.rules import HeldFixed, Kind, NotAffineError, Stack, Way, kind_of, marked, stack_of, way_of
+from normscope.linear.rules import (
+    HeldFixed,
+    Kind,
+    NotAffineError,
+    Stack,
+    Way,
+    kind_of,
+    marked,
+    parts_from,
+    stack_of,
+    way_of,
+)
 from normscope.maths.tensors import lengthened, wide
 from normscope.models.blocks.block import full_precision
 from normscope.models.infer.layouts import layout_of
@@ -461,7 +473,7 @@ def carried_pass(
         InputError: If the vectors that the model returns are not an affine map of its tokens' vectors.
     """
     carrier = _Carrier(model, layout, own, visit, bias=bias, credited=credited)
-    mode = HeldFixed(model, carries=True, bias=bias, values=carrier.values if credited else None)
+    mode = HeldFixed(model, carries=True, values=carrier.values if credited else None)
     mode.texts = len(inputs["input_ids"])
     fused = [(model, reference_attention(model, layout))] if layout.registry else []
     with contextlib.ExitStack() as exit_:
@@ -480,7 +492,7 @@ def carried_pass(
         raise not_affine(_name(model), _because(returned))
     with torch.inference_mode():
         bound = _bound(model, layout)
-        return Carried(full_precision(stack_of(returned)()), full_precision(returned), bound)
+        return Carried(full_precision(carrier.parts(returned)), full_precision(returned), bound)
 
 
 class _Carrier:
@@ -496,7 +508,9 @@ class _Carrier:
         bias: bool,
         credited: bool,
     ) -> None:
-        self._layout, self._visit = layout, visit
+        self._layout, self._visit, self._bias = layout, visit, bias
+        self._known: weakref.WeakKeyDictionary[Stack, Tensor] = weakref.WeakKeyDictionary()
+        """The parts of what enters the first layer and of what has left each, as long as the model keeps that."""
         last = own.new_zeros(1, *own.shape[1:])
         self._own = torch.cat([own, last]) if bias else own
         """Nothing enters the first layer from the biases."""
@@ -520,8 +534,7 @@ class _Carrier:
             by_text = self._layout.by_text(vectors) * own
             axes = self._layout.stream.swapped.get("stream")
             stack = by_text if axes is None else by_text.transpose(axes[0] + 1, axes[1] + 1)
-            marked(vectors, Kind.LINEAR)
-            vectors._stack = Stack.given(stack)  # type: ignore[attr-defined]
+            self._start(marked(vectors, Kind.LINEAR), stack)
             return None if vectors is given else with_vectors(args, kwargs, vectors)
 
     def leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
@@ -530,9 +543,20 @@ class _Carrier:
         if kind_of(vectors) is not Kind.LINEAR:
             return
         with torch._C.DisableTorchFunction():
-            made = stack_of(vectors)()
+            made = self.parts(vectors)
+            self._start(vectors, made)
             axes = self._layout.stream.swapped.get("stream")
             self._visit(made if axes is None else made.transpose(axes[0] + 1, axes[1] + 1))
+
+    def parts(self, vectors: Tensor) -> Tensor:
+        """What the sources contribute to linear vectors."""
+        (made,) = parts_from(self._known, [stack_of(vectors)], bias=self._bias)
+        return made
+
+    def _start(self, vectors: Tensor, parts: Tensor) -> None:
+        """Let parts be made of these from here on, so that what they were made of is released."""
+        vectors._stack = start = Stack(None)  # type: ignore[attr-defined]
+        self._known[start] = parts
 
     def values(self, values: Tensor) -> Tensor:
         """What attention of the first layer adds up, with its biases where they are credited."""

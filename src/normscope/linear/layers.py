@@ -81,9 +81,8 @@ class FollowedLayer:
             stack = waiting.pop()
             if stack is self.attention.stack:
                 return True
-            operands, *_ = stack.made_of()
-            waiting += [each for each in operands if each not in known]
-            known.update(operands)
+            waiting += [each for each in stack.operands if each not in known]
+            known.update(stack.operands)
         return False
 
 

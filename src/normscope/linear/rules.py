@@ -97,12 +97,16 @@ def _tensors(values: Any) -> Iterator[Tensor]:
         yield from _tensors([*values.values()])
 
 
-def _mapped(values: Any, of: Callable[[Tensor], Any]) -> Any:
+def with_tensors(values: Any, of: Callable[[Tensor], Any]) -> Any:
+    """Arguments or results of a function with every tensor replaced.
+
+    pytree takes longer than most functions themselves.
+    """
     if isinstance(values, Tensor):
         return of(values)
     if isinstance(values, tuple | list) and not hasattr(values, "_fields"):
-        return type(values)(_mapped(each, of) for each in values)
-    return {key: _mapped(each, of) for key, each in values.items()} if isinstance(values, dict) else values
+        return type(values)([with_tensors(each, of) for each in values])
+    return {key: with_tensors(each, of) for key, each in values.items()} if isinstance(values, dict) else values
 
 
 def still(value: Any) -> Any:
@@ -234,68 +238,22 @@ def dense(parts: "Tensor | Factored") -> Any:
     return parts.dense() if isinstance(parts, Factored) else parts
 
 
+@dataclasses.dataclass(eq=False)
 class Stack:
-    """What each source contributes to a linear tensor, computed on first use, which never happens for queries and keys.
+    """How what each source contributes to a linear tensor is computed; for queries and keys, that never happens."""
 
-    Args:
-        function: Computes the parts from those of the operands.
-        operands: The stacks that the parts are computed from.
-        bias: Whether constants belong to the last source.
-        over: The same function of dense parts without constants, written over its first argument.
-        is_new: Whether the result shares no memory with another stack.
-    """
-
-    def __init__(
-        self,
-        function: Linear | None,
-        operands: Sequence["Stack"] = (),
-        *,
-        bias: bool = False,
-        over: Linear | None = None,
-        is_new: bool = False,
-    ) -> None:
-        self._function, self._operands, self._bias = function, operands, bias
-        self._over, self.is_new = over, is_new
-        self._made: Any = None
-        self._is_made = False
-        self.readers = 0
-
-    @classmethod
-    def given(cls, parts: Any) -> "Stack":
-        """A stack whose parts are known."""
-        stack = cls(None)
-        stack._made, stack._is_made = parts, True
-        return stack
-
-    @property
-    def is_spare(self) -> bool:
-        """Whether the only reader may write over the parts."""
-        return self.is_new and self.readers == 1 and not self._is_made
+    function: Linear | None
+    """Computes the parts from those of the operands; None for a tensor whose parts are given to `parts_from`."""
+    operands: Sequence["Stack"] = ()
+    """The stacks that the parts are computed from."""
+    over: Linear | None = None
+    """The same function of dense parts without constants, written over its first argument."""
+    is_new: bool = False
+    """Whether the result shares no memory with another stack."""
 
     def at(self, number: int) -> "Stack":
         """The stack of one of several tensors that a function returns."""
         return Stack(lambda parts, *, bias: parts[number], [self])  # noqa: ARG005
-
-    def __call__(self) -> Any:
-        """The parts, (source, *tensor). The operands are released."""
-        if not self._is_made:
-            self._made, self._is_made = self._make(), True
-            self._function = self._over = None
-            self._operands = ()
-        return self._made
-
-    def _make(self) -> Any:
-        spare = None if self._over is None else next((each for each in self._operands if each.is_spare), None)
-        if spare is not None and self._over is not None:
-            others = [each() for each in self._operands if each is not spare]
-            # A later reader recomputes it.
-            return self._over(spare._make(), *others, bias=self._bias)
-        assert self._function is not None
-        return self._function(*(each() for each in self._operands), bias=self._bias)
-
-    def made_of(self) -> tuple[Sequence["Stack"], Linear | None, Linear | None]:
-        """The operands, `function` and `over`."""
-        return self._operands, self._function, self._over
 
 
 def parts_from(known: Mapping[Stack, "Tensor | Factored"], targets: Sequence[Stack], *, bias: bool) -> list[Any]:
@@ -319,7 +277,7 @@ class _Evaluation:
         waiting = [*self._readers]
         while waiting:
             stack = waiting.pop()
-            for each in () if stack in known else stack.made_of()[0]:
+            for each in () if stack in known else stack.operands:
                 if each not in self._readers:
                     waiting.append(each)
                 self._readers[each] = self._readers.get(each, 0) + 1
@@ -336,21 +294,20 @@ class _Evaluation:
         return self._made[stack]
 
     def _computed(self, stack: Stack) -> Any:
-        operands, function, over = stack.made_of()
-        if function is None:
+        if stack.function is None:
             raise NotAffineError(
                 "a layer cannot be followed as a whole: its residual connection carries another tensor than the one that its "
                 "first module reads; its attention block can still be measured"
             )
-        parts = [self._of(each) for each in operands]
+        parts = [self._of(each) for each in stack.operands]
         # All that still need an operand count as its readers, so an only reader may write over it.
-        spare = [place for place, each in enumerate(operands) if self._readers[each] == 1 and each.is_new]
-        if over is not None and spare and not any(isinstance(each, Factored) for each in parts):
+        spare = [place for place, each in enumerate(stack.operands) if self._readers[each] == 1 and each.is_new]
+        if stack.over is not None and spare and not any(isinstance(each, Factored) for each in parts):
             parts.insert(0, parts.pop(spare[0]))
-            made = over(*parts, bias=self._bias)
+            made = stack.over(*parts, bias=self._bias)
         else:
-            made = function(*parts, bias=self._bias)
-        for each in operands:
+            made = stack.function(*parts, bias=self._bias)
+        for each in stack.operands:
             self._readers[each] -= 1
             if not self._readers[each]:
                 self._made.pop(each, None)
@@ -421,7 +378,6 @@ class HeldFixed(TorchFunctionMode):
         model: The model, whose activations are recognised by what they compute.
         ones: A number, 1, that multiplies all constants, through which autograd reads what they add up to.
         carries: Whether linear tensors have a `Stack`.
-        bias: Whether the last source of stacks is the bias, to which constants are added.
         values: Called with what attention adds up, (text, head, key, dimension), just before it does; returns what replaces it.
         absorbed: A number, 1, if attention weights are followed as well. What a product of two linear tensors (q·k and α v)
             gives then belongs half to each, and a softmax is linearised where it is; its constant part is a multiple of this
@@ -441,7 +397,6 @@ class HeldFixed(TorchFunctionMode):
         ones: Tensor | None = None,
         *,
         carries: bool = False,
-        bias: bool = False,
         values: Callable[[Tensor], Tensor] | None = None,
         absorbed: Tensor | None = None,
         shifted: bool = False,
@@ -452,21 +407,19 @@ class HeldFixed(TorchFunctionMode):
         self.absorbed, self._shifted, self.added, self.wide = absorbed, shifted, added, wide
         self.softmaxes = 0
         """Number of softmaxes that have been linearised."""
-        self._model, self.ones, self.carries, self._bias, self.values = model, ones, carries, bias, values
-        self._replaced: list[nn.Module] = []
+        self._model, self.ones, self.carries, self.values = model, ones, carries, values
         self.explains = False
         """Whether held tensors record which function, in which module, made them from linear tensors."""
         self.texts: int | None = None
         """Number of texts in the batch, for attention whose texts and heads share an axis."""
 
     def __enter__(self) -> "HeldFixed":
-        self._replaced = [module for module in self._model.modules() if _may_be_an_activation(module)]
         try:
-            for module in self._replaced:
+            for module in filter(_may_be_an_activation, self._model.modules()):
                 module.forward = functools.partial(self._activation, module)
             super().__enter__()
         except BaseException:  # even an interrupt leaves the model as it was
-            self._restore()
+            self.give_back(self._model)
             raise
         return self
 
@@ -474,15 +427,11 @@ class HeldFixed(TorchFunctionMode):
         try:
             super().__exit__(*exception)
         finally:
-            self._restore()
-
-    def _restore(self) -> None:
-        for module in self._replaced:
-            vars(module).pop("forward", None)
+            self.give_back(self._model)
 
     @classmethod
     def give_back(cls, model: nn.Module) -> None:
-        """Give modules their own `forward` back, after a pass that was interrupted while it ended."""
+        """Give modules their own `forward` back, after a pass or after an interrupt of one, even of its end."""
         for module in model.modules():
             forward = vars(module).get("forward")
             if isinstance(forward, functools.partial) and isinstance(getattr(forward.func, "__self__", None), cls):
@@ -527,14 +476,14 @@ class HeldFixed(TorchFunctionMode):
             if name in _CASTS and kind_of(args[0]) is Kind.LINEAR:
                 target = function(*args, **kwargs)
                 return args[0] if target.is_floating_point() else target
-            args, kwargs = _mapped(args, _doubled), _mapped(kwargs, _doubled)
+            args, kwargs = with_tensors(args, _doubled), with_tensors(kwargs, _doubled)
         rule = _RULES.get(name) if Kind.LINEAR in kinds else None
         step = None if rule is None else rule(self, _Call(name, function, args, kwargs))
         if step is not None:
             return self.done(step) if isinstance(step, Step) else step[0]
         if name in _INTO:
             marked([args[0], *([] if args[0]._base is None else [args[0]._base])], Kind.HELD)
-        made = marked(function(*_mapped(args, still), **_mapped(kwargs, still)), Kind.HELD)
+        made = marked(function(*with_tensors(args, still), **with_tensors(kwargs, still)), Kind.HELD)
         if self.explains:
             for each in _tensors(made):
                 each._because = self._reason(name, given)  # type: ignore[attr-defined]
@@ -604,7 +553,7 @@ class HeldFixed(TorchFunctionMode):
         """What each source contributes to a step's result."""
         stacks = [stack_of(each) for each in step.operands]
         over = None if step.over is None else step.made_over
-        return Stack(step.made_of, stacks, bias=self._bias, over=over, is_new=step.makes_new)
+        return Stack(step.made_of, stacks, over, step.makes_new)
 
     def wrote(self, tensor: Tensor, stack: Stack | None, way: Way | None = None) -> None:
         """Note that linear vectors have been written into a tensor, and so into the tensor that this is a part of.
@@ -692,9 +641,8 @@ def _doubled(tensor: Tensor) -> Tensor:
 
 
 def stack_of(tensor: Tensor) -> Stack:
-    """The stack of a linear tensor in a mode that carries, for one more reader."""
+    """The stack of a linear tensor in a mode that carries."""
     stack: Stack = tensor._stack  # type: ignore[attr-defined]
-    stack.readers += 1
     return stack
 
 
@@ -1065,7 +1013,7 @@ def _into(mode: HeldFixed, call: _Call) -> Any:
             return vectors[0] if vectors and each is written[0] else each
 
         new = to.clone() if in_place else to
-        made: Tensor = call.function(new, *_mapped(rest, replaced), **_mapped(kwargs, replaced))
+        made: Tensor = call.function(new, *with_tensors(rest, replaced), **with_tensors(kwargs, replaced))
         return new if in_place else made
 
     plain = kind_of(base) is None

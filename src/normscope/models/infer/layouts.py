@@ -20,7 +20,7 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
-from normscope.maths.masks import Mask
+from normscope.maths.attention import attention_weights
 from normscope.models.infer.graph import NotInferredError
 from normscope.models.infer.inferred import layout_from
 from normscope.models.infer.pointwise import replace_pointwise
@@ -61,26 +61,11 @@ class _Attention:
         self.modules.add(module)
         query, key, value, mask, scale, cap, sinks = call.repeated()
         self.additive = self.additive and cap is None and sinks is None
-        scores = torch.matmul(query, key.transpose(-1, -2)) * scale
-        if cap is not None:
-            scores = cap * torch.tanh(scores / cap)
-        if mask is not None:
-            scores = self._masked(scores, mask)
-        if sinks is not None:
-            sink = sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
-            scores = torch.cat([scores, sink], dim=-1)
-        weights = scores.softmax(dim=-1)[..., : key.shape[2]]
-        return torch.matmul(weights, value).transpose(1, 2).contiguous()
-
-    @staticmethod
-    def _masked(scores: Tensor, mask: Mask) -> Tensor:
-        texts, queries, keys = (
-            torch.arange(size, device=scores.device) for size in (scores.shape[0], *scores.shape[-2:])
-        )
-        if mask.bias is not None:
-            scores = scores + mask.bias
-        seen = mask.visible(queries, keys, texts)
-        return scores if seen is None else scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+        lengths = len(query), query.shape[2], key.shape[2]
+        every = slice(None), slice(0, lengths[1]), slice(0, lengths[2])
+        term = None if mask is None else mask.chosen_term(*every, lengths, query)
+        weights = attention_weights(query, key, term, scale, cap=cap, sinks=sinks)
+        return torch.matmul(weights, value.to(weights.dtype)).to(value.dtype).transpose(1, 2).contiguous()
 
 
 def layout_of_model(model: nn.Module, stack: Stack | None = None) -> ModelLayout:

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from normscope.linear.rules import with_tensors
 from normscope.models.stored.model_code import model_code
 
 
@@ -181,7 +182,7 @@ class _Recorder(TorchDispatchMode):
             reads.append(self.value(tensor))
             return reads[-1]
 
-        given, named = _mapped(args, read), _mapped(dict(kwargs), read)
+        given, named = with_tensors(args, read), with_tensors(dict(kwargs), read)
         operation = Operation(
             len(self.operations), function, given, named, self._open[-1] if self._open else None, tuple(reads)
         )
@@ -203,7 +204,7 @@ class _Recorder(TorchDispatchMode):
             if not any(tensor is each for each in changed):
                 operation.outputs += (self._note(tensor, operation, tokens=tokens),)
 
-        _mapped(result, made)
+        with_tensors(result, made)
         return result
 
     def _result(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -236,20 +237,6 @@ class _Recorder(TorchDispatchMode):
 
     def _values_in(self, arguments: Any) -> tuple[Value, ...]:
         return tuple(self.value(each) for each in tree_iter(arguments) if isinstance(each, Tensor))
-
-
-def _mapped(tree: Any, of: Callable[[Tensor], Any]) -> Any:
-    """The arguments or results of an operation with every tensor replaced.
-
-    pytree takes longer than the operations themselves.
-    """
-    if isinstance(tree, Tensor):
-        return of(tree)
-    if isinstance(tree, tuple | list):
-        return type(tree)([_mapped(each, of) for each in tree])
-    if isinstance(tree, dict):
-        return {key: _mapped(each, of) for key, each in tree.items()}
-    return tree
 
 
 def changed_in_place(value: Tensor, _written: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from normscope.models.load.task_heads import Head, head_class
 from normscope.models.prove.verification import output_probes, outputs_on_probes, require_same_outputs
 from normscope.models.stored.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, check_readable
 from normscope.models.stored.text_tower import text_tower
-from normscope.models.stored.weight_checks import shapes_of_safetensors
+from normscope.models.stored.weight_checks import tensors_in
 from normscope.untrusted.plain_data import MIB, json_mapping
 
 _NAME = "default"
@@ -108,7 +108,7 @@ class Adapter:
         if not (folder / ADAPTER_WEIGHTS).is_file():
             raise InputError(f"model.name={name}: expected {ADAPTER_WEIGHTS}; adapters are read from safetensors only")
         try:
-            shapes = shapes_of_safetensors(folder / ADAPTER_WEIGHTS)
+            shapes = {key: shape for key, shape, _ in tensors_in(folder / ADAPTER_WEIGHTS)}
         except (OSError, SafetensorError) as error:
             raise InputError(f"model.name={name}: its {ADAPTER_WEIGHTS} cannot be read: {one_line(error)}") from error
         return cls(

@@ -22,6 +22,7 @@ from normscope.models.prove.padding import batching_of
 from normscope.models.sites.block_modules import bind_blocks
 from normscope.models.sites.layer_hooks import layer_hooks, vectors_from, vectors_in
 from normscope.models.sites.layout import ModelLayout
+from normscope.models.sites.positions import Lookups
 from normscope.models.stored.model_code import model_code
 from normscope.rounding import counted
 
@@ -188,9 +189,8 @@ class AnyModule(PreTrainedModel):
         """Find the token embedding, the bare parameters that are multiplied with vectors, and how long a probe may be."""
         device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
         ids = torch.arange(_PROBE[0] * _PROBE[1], device=device).view(_PROBE) % 2
-        mode = PlainOperations(self.model, discover=True)
         try:
-            with torch.no_grad(), mode:
+            with torch.no_grad(), Lookups() as lookups, PlainOperations(self.model, discover=True):
                 output = self._run(ids, torch.ones_like(ids))
         except InputError:
             raise
@@ -204,7 +204,7 @@ class AnyModule(PreTrainedModel):
         self.returned_swapped = self.swapped
         looked_up = [
             weight
-            for read, weight in mode.looked_up
+            for weight, read in lookups.found
             if any(torch.equal(read, given) for given in (ids, ids.T))  # shapes are compared as well
         ]
         tables = [module for module in self.model.modules() if isinstance(module, nn.Embedding)]

@@ -216,8 +216,6 @@ class PlainOperations(TorchFunctionMode):
         self._pending: list[_Pending] = []
         self._copies: list[tuple[Tensor, Tensor]] = []
         """Copies of parameters in another order, with the views that were copied."""
-        self.looked_up: list[tuple[Tensor, Tensor]] = []
-        """Ids and weights of embeddings that were looked up."""
         self.complete: tuple[Tensor, Tensor] | None = None
         """What `isnan` returned last, and the tensor that it read, if no element is NaN."""
 
@@ -363,7 +361,6 @@ class PlainOperations(TorchFunctionMode):
             module.add_module(_child(module, f"{name}[ids]"), embedding)
         if embedding.weight is not parameter:
             return NotImplemented
-        self.looked_up.append((ids, parameter))
         return embedding(ids)
 
     def norm(
@@ -599,11 +596,6 @@ def _rms_norm(
     return mode.norm(functional.rms_norm, vectors, normalized_shape, weight, None, eps)
 
 
-def _embedding(mode: PlainOperations, ids: Tensor, weight: Tensor, *_arguments: Any, **_keywords: Any) -> Any:
-    mode.looked_up.append((ids, weight))
-    return NotImplemented
-
-
 def _rows_of(mode: PlainOperations, table: Any, index: Any) -> Any:
     """`table[ids]` or `table[ids, :]`."""
     ids, *rest = index if isinstance(index, tuple) else (index,)
@@ -743,7 +735,6 @@ _RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     functional.layer_norm: _layer_norm,
     torch.layer_norm: lambda mode, *args, **_: _layer_norm(mode, *args[:5]),
     functional.rms_norm: _rms_norm,
-    functional.embedding: _embedding,
     Tensor.__getitem__: _rows_of,
     **dict.fromkeys((torch.reshape, Tensor.reshape), _reshape),
     torch.zeros_like: _zeros_like,

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from normscope.linear.rules import with_tensors
 from normscope.models.observe.attention_function import AttentionCall, MaskTensor, active
 from normscope.models.sites.block_modules import BlockModules
 from normscope.models.sites.layer_hooks import vectors_from, vectors_in, with_vectors
@@ -68,12 +69,12 @@ class LayerRerun(NamedTuple):
 
 def _of_text(given: Any, text: int, texts: int, heads: int) -> Any:
     """The arguments of a layer for one text. The first of several axes counts texts, or texts and their heads."""
-    if isinstance(given, tuple | list) and not hasattr(given, "_fields"):
-        return type(given)(_of_text(each, text, texts, heads) for each in given)
-    if isinstance(given, dict):
-        return {name: _of_text(each, text, texts, heads) for name, each in given.items()}
-    if not isinstance(given, Tensor) or isinstance(given, MaskTensor) or given.ndim < 2:
-        return given
-    if given.ndim == 3 and len(given) == texts * heads and heads > 1:
-        return given[text * heads : (text + 1) * heads]
-    return given if len(given) != texts else given[text : text + 1]
+
+    def of_one(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, MaskTensor) or tensor.ndim < 2:
+            return tensor
+        if tensor.ndim == 3 and len(tensor) == texts * heads and heads > 1:
+            return tensor[text * heads : (text + 1) * heads]
+        return tensor if len(tensor) != texts else tensor[text : text + 1]
+
+    return with_tensors(given, of_one)

@@ -75,7 +75,10 @@ def check_size(config: PretrainedConfig, folder: Path, name: str) -> None:
     Raises:
         InputError: If it does.
     """
-    stored = {key: shape for file in weight_files(folder) for key, shape in _shapes(file, name)}
+    try:
+        stored = {key: shape for file in weight_files(folder) for key, shape, _ in tensors_in(file)}
+    except (OSError, SafetensorError, ValueError) as error:
+        raise InputError(f"model.name={name}: its weights cannot be read: {one_line(error)}") from error
     for key, value in vars(config).items():  # modules are built one by one
         if "layer" in key and isinstance(value, int) and value > len(stored) + _SHARED:
             raise InputError(
@@ -196,7 +199,7 @@ def check_dtypes(model: PreTrainedModel, folder: Path, name: str) -> None:
         InputError: If a tensor of the base model is complex, integer or has eight bits.
     """
     for file in weight_files(folder):
-        for key, dtype in _dtypes(file):
+        for key, _, dtype in tensors_in(file):
             if dtype in _FLOATS or not _in_base_model(model, key) or _HARMLESS.search(key) or _MASKS.search(key):
                 continue
             raise InputError(
@@ -260,39 +263,21 @@ def _computed(config: PretrainedConfig) -> set[str]:
     return {key for key, parameter in untrained.named_parameters() if not parameter.requires_grad}
 
 
-def _dtypes(file: Path) -> Iterator[tuple[str, str]]:
-    """The name and dtype of every tensor in a weight file, without reading the tensors."""
+def tensors_in(file: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """The name, shape and dtype of every tensor in a weight file, without reading the tensors.
+
+    Raises:
+        OSError | SafetensorError | ValueError: If the file cannot be read.
+    """
     if file.suffix == ".safetensors":
         with safe_open(file, framework="pt") as tensors:
             for key in tensors.keys():  # noqa: SIM118 - not a mapping
-                yield key, tensors.get_slice(key).get_dtype()
+                part = tensors.get_slice(key)
+                yield key, tuple(part.get_shape()), part.get_dtype()
         return
     names = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
     for key, value in torch.load(file, map_location="meta", weights_only=True).items():
-        if isinstance(value, torch.Tensor):
-            yield key, names.get(value.dtype, str(value.dtype).removeprefix("torch."))
-
-
-def shapes_of_safetensors(file: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor in a file, by name, without reading the tensors.
-
-    Raises:
-        OSError | SafetensorError: If the file cannot be read.
-    """
-    with safe_open(file, framework="pt") as tensors:
-        return {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118 - not a mapping
-
-
-def _shapes(file: Path, name: str) -> Iterator[tuple[str, Sequence[int]]]:
-    """The name and shape of every tensor in a weight file, without reading the tensors."""
-    try:
-        if file.suffix == ".safetensors":
-            yield from shapes_of_safetensors(file).items()
-            return
-        for key, value in torch.load(file, map_location="meta", weights_only=True).items():
-            yield key, value.shape
-    except (OSError, SafetensorError, ValueError) as error:
-        raise InputError(f"model.name={name}: its weights cannot be read: {one_line(error)}") from error
+        yield key, tuple(value.shape), names.get(value.dtype, str(value.dtype).removeprefix("torch."))
 
 
 def _in_base_model(model: PreTrainedModel, key: str) -> bool:
