@@ -238,10 +238,7 @@ class Graph:
                 )
             return known
 
-        args, kwargs = tree_map_only(Value, numbers, (node.args, dict(node.kwargs)))
-        result = node.function(*args, **kwargs)
-        results: Any = result if isinstance(result, tuple | list) else (result,)
-        moved: Tensor = results[node.outputs.index(target)]
+        moved: Tensor = _run(node, {value: numbers(value) for value in node.reads})[node.outputs.index(target)]
         return moved
 
     def replay(
