@@ -1175,16 +1175,7 @@ def _linear(_mode: HeldFixed, call: _Call) -> Any:
     vectors, weight, bias = _arguments(call, "input", "weight", "bias")
     if kind_of(weight) or kind_of(bias) or kind_of(vectors) is not Kind.LINEAR:
         return None
-    return Step(
-        lambda v, *b: F.linear(v, weight, *b),
-        [vectors],
-        [] if bias is None else [bias],
-        stacked=(mapped := lambda v: F.linear(v, weight.to(v.dtype))),
-        factored=lambda parts: parts.mapped(mapped),
-        constant_part=lambda: bias,
-        makes_new=True,
-        mixes=True,
-    )
+    return _projection(lambda v, *b: F.linear(v, weight, *b), vectors, weight, bias)
 
 
 @_rule("addmm")
@@ -1192,14 +1183,19 @@ def _addmm(_mode: HeldFixed, call: _Call) -> Any:
     bias, vectors, weight = _arguments(call, "input", "mat1", "mat2")
     if kind_of(vectors) is not Kind.LINEAR or kind_of(weight) or kind_of(bias) or len(call.kwargs):
         return None
+    return _projection(lambda v, b: torch.addmm(b, v, weight), vectors, weight.T, bias)
+
+
+def _projection(apply: Linear, vectors: Tensor, weight: Tensor, bias: Any) -> Step:
+    """A linear layer, whose weight has the shape (output, input)."""
 
     def mapped(v: Tensor) -> Tensor:
-        return v @ weight.to(v.dtype)
+        return F.linear(v, weight.to(v.dtype))
 
     return Step(
-        lambda v, b: torch.addmm(b, v, weight),
+        apply,
         [vectors],
-        [bias],
+        [] if bias is None else [bias],
         stacked=mapped,
         factored=lambda parts: parts.mapped(mapped),
         constant_part=lambda: bias,
