@@ -531,9 +531,7 @@ class _Carrier:
             # A convolution reads the same tensor beside the layer.
             vectors = given if self._layout.stream.convolution is not None else given.clone()
             own = self._own.unsqueeze(-1).to(vectors.dtype)
-            by_text = self._layout.by_text(vectors) * own
-            axes = self._layout.stream.swapped.get("stream")
-            stack = by_text if axes is None else by_text.transpose(axes[0] + 1, axes[1] + 1)
+            stack = self._layout.by_text(self._layout.by_text(vectors) * own)
             self._start(marked(vectors, Kind.LINEAR), stack)
             return None if vectors is given else with_vectors(args, kwargs, vectors)
 
@@ -545,8 +543,7 @@ class _Carrier:
         with torch._C.DisableTorchFunction():
             made = self.parts(vectors)
             self._start(vectors, made)
-            axes = self._layout.stream.swapped.get("stream")
-            self._visit(made if axes is None else made.transpose(axes[0] + 1, axes[1] + 1))
+            self._visit(self._layout.by_text(made))
 
     def parts(self, vectors: Tensor) -> Tensor:
         """What the sources contribute to linear vectors."""

@@ -846,21 +846,7 @@ def _times(mode: HeldFixed, call: _Call) -> Any:
     gate = _logistic(linear, factor)
     if gate is not None:
         return _sloped(lambda inner: inner * still(factor), linear, gate)
-    if linear is not one:
-        fixed = still(one)
-        return Step(
-            lambda vectors: fixed * vectors,
-            [other],
-            stacked=_stacked_product(fixed, other),
-            factored=lambda parts: parts.times(fixed),
-            factor=one,
-        )
-    return _scaled(mode, call)
-
-
-def _stacked_product(factor: Any, vectors: Tensor) -> Linear | None:
-    """Of a factor with no more axes than the vectors: any other would be taken for one with sources."""
-    return None if isinstance(factor, Tensor) and factor.ndim > vectors.ndim else lambda parts: parts * factor
+    return _scaled(mode, call, linear, factor)
 
 
 def _logistic(linear: Tensor, factor: object) -> Activation | None:
@@ -905,12 +891,12 @@ def _shaped(gradient: Tensor, like: Tensor) -> Tensor:
 
 @_rule(_DIVISIONS)
 def _divided(mode: HeldFixed, call: _Call) -> Any:
-    return None if kind_of(call.args[0]) is not Kind.LINEAR or call.kwargs else _scaled(mode, call)
+    return None if kind_of(call.args[0]) is not Kind.LINEAR or call.kwargs else _scaled(mode, call, *call.args)
 
 
-def _scaled(mode: HeldFixed, call: _Call) -> Any:
+def _scaled(mode: HeldFixed, call: _Call, one: Tensor, by: Any) -> Any:
     """A linear tensor times, or divided by, what is not."""
-    one, factor = call.args[0], still(call.args[1])
+    factor = still(by)
     divides = call.name in _DIVISIONS
 
     def scaled(vectors: Tensor) -> Tensor:
@@ -923,15 +909,13 @@ def _scaled(mode: HeldFixed, call: _Call) -> Any:
         [one],
         stacked=stacked,
         factored=lambda parts: parts.times(1 / factor if divides else factor),
-        factor=call.args[1],
+        factor=by,
     )
     if isinstance(factor, float | int) and not divides and not call.in_place:
         made = mode.done(step)
         made._multiple_of = one, float(factor)
         return (made,)
-    if not call.in_place:
-        return step
-    return (_changed(mode, step, one),)
+    return (_changed(mode, step, call.args[0]),) if call.in_place else step
 
 
 def _changed(mode: HeldFixed, step: Step, one: Tensor) -> Tensor:
@@ -1191,16 +1175,7 @@ def _linear(_mode: HeldFixed, call: _Call) -> Any:
     vectors, weight, bias = _arguments(call, "input", "weight", "bias")
     if kind_of(weight) or kind_of(bias) or kind_of(vectors) is not Kind.LINEAR:
         return None
-    return Step(
-        lambda v, *b: F.linear(v, weight, *b),
-        [vectors],
-        [] if bias is None else [bias],
-        stacked=(mapped := lambda v: F.linear(v, weight.to(v.dtype))),
-        factored=lambda parts: parts.mapped(mapped),
-        constant_part=lambda: bias,
-        makes_new=True,
-        mixes=True,
-    )
+    return _projection(lambda v, *b: F.linear(v, weight, *b), vectors, weight, bias)
 
 
 @_rule("addmm")
@@ -1208,14 +1183,19 @@ def _addmm(_mode: HeldFixed, call: _Call) -> Any:
     bias, vectors, weight = _arguments(call, "input", "mat1", "mat2")
     if kind_of(vectors) is not Kind.LINEAR or kind_of(weight) or kind_of(bias) or len(call.kwargs):
         return None
+    return _projection(lambda v, b: torch.addmm(b, v, weight), vectors, weight.T, bias)
+
+
+def _projection(apply: Linear, vectors: Tensor, weight: Tensor, bias: Any) -> Step:
+    """A linear layer, whose weight has the shape (output, input)."""
 
     def mapped(v: Tensor) -> Tensor:
-        return v @ weight.to(v.dtype)
+        return F.linear(v, weight.to(v.dtype))
 
     return Step(
-        lambda v, b: torch.addmm(b, v, weight),
+        apply,
         [vectors],
-        [bias],
+        [] if bias is None else [bias],
         stacked=mapped,
         factored=lambda parts: parts.mapped(mapped),
         constant_part=lambda: bias,

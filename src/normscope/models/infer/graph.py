@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
-import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map_only
@@ -239,10 +238,7 @@ class Graph:
                 )
             return known
 
-        args, kwargs = tree_map_only(Value, numbers, (node.args, dict(node.kwargs)))
-        result = node.function(*args, **kwargs)
-        results: Any = result if isinstance(result, tuple | list) else (result,)
-        moved: Tensor = results[node.outputs.index(target)]
+        moved: Tensor = _run(node, {value: numbers(value) for value in node.reads})[node.outputs.index(target)]
         return moved
 
     def replay(
@@ -433,18 +429,13 @@ def is_movement(node: Node) -> bool:
 
 
 def is_mask(node: Node) -> bool:
-    """Whether a node keeps every token's vector or sets it to zero: `x * mask`, `x.masked_fill(padding, 0)`."""
+    """Whether a node multiplies each token's vector by a number, as a mask of padding does, or sets some vectors to zero."""
     if not isinstance(node, Operation) or sum(value.tokens for value in node.reads) != 1:
         return False
     others = [value for value in node.reads if not value.tokens]
-    if len(others) != 1 or (others[0].shape and others[0].shape[-1] != 1):
+    if len(others) != 1 or others[0].shape[-1:] != (1,):
         return False
-    mask = constant(others[0])
-    if mask is None:
-        return False
-    if is_one_of(node, "masked_fill"):
-        return mask.dtype is torch.bool and node.args[-1] in (0, 0.0)
-    return is_one_of(node, "mul") and bool(((mask == 0) | (mask == 1)).all())
+    return is_one_of(node, "mul") or (is_one_of(node, "masked_fill") and node.args[-1] in (0, 0.0))
 
 
 def is_projection(node: Node) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from normscope.models.infer.graph import Atom, Graph, NotInferredError, Projection, is_one_of
+from normscope.models.infer.graph import Atom, Graph, NotInferredError, Projection, is_mask, is_movement
 from normscope.models.infer.infer import InferredBlock
 from normscope.models.infer.infer_network import InferredNetwork, NoNetworkError
 from normscope.models.infer.trace import Call, Operation, Value
@@ -290,15 +290,7 @@ def _leaving(block: InferredBlock) -> Value | None:
 
 def stream_of(graph: Graph, value: Value) -> Value:
     """The original of a value, before movements and before padding was set to zero."""
-    while True:
-        value = graph.same(value)
-        node = value.source
-        if not is_one_of(node, "mul") or len(graph.operands(node)) != 1:
-            return value
-        factors = [each for each in node.reads if not each.tokens]
-        if not factors or not factors[0].shape or factors[0].shape[-1] != 1:
-            return value
-        (value,) = graph.operands(node)
+    return graph.chain(value, lambda node: is_movement(node) or is_mask(node))[0]
 
 
 def _prefixes(path: str) -> Iterable[str]:

@@ -143,32 +143,39 @@ def plain_attention(model: nn.Module, attention: _Attention | None = None) -> It
 
 def _inputs(model: nn.Module, stack: Stack | None) -> dict[str, Any]:
     """Random token ids without padding: two texts of the same length."""
-    device = execution_device(model) if isinstance(model, PreTrainedModel) else next(model.parameters()).device
-    vocabulary = min(module.num_embeddings for module in _embeddings(model))
-    inputs: dict[str, Any] = {**random_tokens(model, vocabulary, 2 * [_source_length(model)], device)}
-    if stack in ("decoder", "cross"):
-        inputs |= {
-            f"decoder_{name}": ids for name, ids in random_tokens(model, vocabulary, 2 * [_TARGET], device).items()
-        }
+    targets = 2 * [_TARGET] if stack in ("decoder", "cross") else None
+    inputs: dict[str, Any] = {**random_batch(model, 2 * [_source_length(model)], targets)}
     if "use_cache" in inspect.signature(model.forward).parameters:
         inputs["use_cache"] = False
+    return inputs
+
+
+def random_batch(model: Any, lengths: Sequence[int], targets: Sequence[int] | None = None) -> dict[str, Tensor]:
+    """A batch of random token ids; see `random_tokens`.
+
+    Args:
+        lengths: Number of tokens of each text.
+        targets: The same of the texts that the decoder reads; None for a model that reads none.
+
+    Raises:
+        NotInferredError: If the model has no token embeddings.
+    """
+    try:  # a Marian model may have two vocabularies
+        readers = [model] if targets is None else [model, model.get_decoder()]
+        vocabularies = [embeddings_of(reader).num_embeddings for reader in readers]
+    except (AssertionError, AttributeError, NotImplementedError) as error:
+        raise NotInferredError("the model has no token embeddings") from error
+    device = execution_device(model)
+    inputs = random_tokens(model, vocabularies[0], lengths, device)
+    if targets is not None:
+        target = random_tokens(model, vocabularies[1], targets, device)
+        inputs |= {f"decoder_{name}": tensor for name, tensor in target.items()}
     return inputs
 
 
 def _source_length(model: nn.Module) -> int:
     """Number of tokens of the recorded texts."""
     return min(_SOURCE, getattr(model, "longest_probe", None) or _SOURCE)
-
-
-def _embeddings(model: nn.Module) -> list[nn.Embedding]:
-    """The token embeddings of a model; for an encoder–decoder, those of encoder and decoder."""
-    readers: list[Any] = [model]
-    if isinstance(model, PreTrainedModel) and model.config.is_encoder_decoder and hasattr(model, "get_decoder"):
-        readers.append(model.get_decoder())
-    try:
-        return [embeddings_of(reader) for reader in readers]
-    except (AssertionError, AttributeError, NotImplementedError) as error:
-        raise NotInferredError("the model has no token embeddings") from error
 
 
 def _where(model: nn.Module) -> str:

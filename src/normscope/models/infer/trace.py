@@ -106,17 +106,15 @@ class Trace:
     """The value of a tensor at the end of the pass."""
 
 
-def trace(
-    model: nn.Module, inputs: Mapping[str, Any], tokens: Sequence[str] = ("input_ids", "decoder_input_ids")
-) -> Trace:
+def trace(model: nn.Module, inputs: Mapping[str, Any]) -> Trace:
     """Record one forward pass of a model.
 
     Args:
         model: The model, in evaluation mode.
         inputs: The keyword arguments of the model.
-        tokens: The names of the arguments that hold token ids.
     """
-    recorder = _Recorder(model, [inputs[name] for name in tokens if name in inputs])
+    tokens = [inputs[name] for name in ("input_ids", "decoder_input_ids") if name in inputs]
+    recorder = _Recorder(model, tokens)
     with contextlib.ExitStack() as exit_:
         for handle in recorder.hooks(model):
             exit_.callback(handle.remove)
@@ -126,8 +124,7 @@ def trace(
         exit_.enter_context(recorder)
         with model_code(model):
             output = model(**inputs)
-    texts = next(len(inputs[name]) for name in tokens if name in inputs)
-    return Trace(recorder.operations, recorder.calls, output, texts, recorder.value)
+    return Trace(recorder.operations, recorder.calls, output, len(tokens[0]), recorder.value)
 
 
 class _Recorder(TorchDispatchMode):

@@ -28,7 +28,7 @@ from normscope.models.observe.text_check import Check
 from normscope.models.prove.padding import batching_of
 from normscope.models.prove.verification import Verification, verify
 from normscope.models.sites.layout import ModelLayout, embeddings_of
-from normscope.models.sites.positions import Lookups
+from normscope.models.sites.positions import Lookups, equal_tokens
 from normscope.models.stored.decoder_start import decoder_shift
 from normscope.models.stored.embedder_files import embedder_of
 from normscope.models.stored.model_code import model_code
@@ -239,7 +239,7 @@ class LoadedModel:
         """
         if "token_type_ids" not in inspect.signature(self.model.forward).parameters:
             return None
-        tables = tables_of_token_types(self.model, self._two_tokens)
+        tables = tables_of_token_types(self.model, equal_tokens(self.model, 2, reads_target=self.layout.reads_target))
         if tables is None:
             return None
         if not tables:  # as in attention that compares the ids
@@ -249,15 +249,6 @@ class LoadedModel:
         of_tokens = embeddings_of(self.model).weight
         number = min(map(len, tables))
         return TokenTypes(number, segments=number > 1 and all(table is not of_tokens for table in tables))
-
-    @property
-    def _two_tokens(self) -> dict[str, torch.Tensor]:
-        """The smallest inputs that have an earlier and a later token."""
-        inputs = {"input_ids": torch.zeros(1, 2, dtype=torch.long, device=self.device)}
-        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        if self.layout.reads_target:
-            inputs |= {f"decoder_{name}": tensor for name, tensor in inputs.items()}
-        return inputs
 
     @cached_property
     def batching(self) -> Batching:
@@ -283,10 +274,9 @@ class LoadedModel:
         if self.is_cross_attention:
             return False
         visible: list[torch.Tensor] = []
+        inputs = equal_tokens(self.model, 2, reads_target=self.layout.reads_target)
         with Observer(self.model, self.layout, self.layout.attends[:1]) as observer:
-            observer.run(
-                self._two_tokens, lambda block: visible.append(block.alpha.seen.of()[0, 0]), check=Check.NOTHING
-            )
+            observer.run(inputs, lambda block: visible.append(block.alpha.seen.of()[0, 0]), check=Check.NOTHING)
         return bool(visible[0][1, 0]) and not bool(visible[0][0, 1])
 
     @cached_property

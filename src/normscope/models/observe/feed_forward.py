@@ -282,18 +282,14 @@ class FeedForwardBlock:
         )
 
     def _by_model(self, parts: Tensor | Factored, like: Followed, point: Point) -> Tensor | Factored:
-        axes, shape = self.layout.stream.swapped.get(point), like.value.shape
-        if axes is None and len(shape) == 3:
+        shape = like.value.shape
+        if point not in self.layout.stream.swapped and len(shape) == 3:
             return parts
-        vectors = parts.dense() if isinstance(parts, Factored) else parts
-        if axes is not None:
-            vectors = vectors.transpose(axes[0] + 1, axes[1] + 1)
+        vectors = self.layout.by_text(dense(parts), point)
         return vectors.reshape(len(vectors), *shape)
 
     def _by_token(self, parts: Tensor, point: Point = "stream") -> Float[Tensor, "source batch token model"]:
-        axes = self.layout.stream.swapped.get(point)
-        if axes is not None:
-            parts = parts.transpose(axes[0] + 1, axes[1] + 1)
+        parts = self.layout.by_text(parts, point)
         return parts.reshape(len(parts), *self.token_mask.shape, -1)
 
     def _parts(

@@ -2,26 +2,18 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from normscope.models.observe.forward_pass import ForwardPass
+
 _SOFTMAX = frozenset({torch.softmax, Tensor.softmax, nn.functional.softmax})
 _PRODUCTS = frozenset({torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm})
 _ADDED_PRODUCTS = frozenset({torch.baddbmm, Tensor.baddbmm})
 """Products that are added to another tensor, the first argument."""
-
-
-class Takes(Protocol):
-    """A forward pass that receives what was computed."""
-
-    def take_softmax(self, weights: Tensor) -> None:
-        """Receive the output of a softmax."""
-
-    def take_product(self, second: Tensor, product: Tensor) -> None:
-        """Receive the second factor of a matrix product, and the product."""
 
 
 class OwnAttention(TorchFunctionMode):
@@ -31,7 +23,7 @@ class OwnAttention(TorchFunctionMode):
         forward: The forward pass that receives them.
     """
 
-    def __init__(self, forward: Takes) -> None:
+    def __init__(self, forward: ForwardPass) -> None:
         super().__init__()
         self._forward = forward
 

@@ -28,7 +28,7 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError, one_line
 from normscope.maths.normalisation import Normalisation
 from normscope.models.blocks.block import AttentionBlock, full_precision
-from normscope.models.infer.layouts import inference_explained, layout_of_model
+from normscope.models.infer.layouts import inference_explained, layout_of_model, random_batch
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.forward_pass import Replacement
 from normscope.models.observe.identities import (
@@ -51,8 +51,7 @@ from normscope.models.observe.text_check import Check
 from normscope.models.observe.untouched import UntouchedPass, untouched_pass
 from normscope.models.prove.score_terms import ScoreTerms, score_terms
 from normscope.models.sites.block_modules import BlockModules, bind_blocks
-from normscope.models.sites.layout import ModelLayout, embeddings_of
-from normscope.models.sites.positions import random_tokens
+from normscope.models.sites.layout import ModelLayout
 from normscope.models.stored.stored_weights import execution_device
 from normscope.models.stored.text_tower import base_of
 
@@ -93,7 +92,7 @@ def verify(model: PreTrainedModel, layout: ModelLayout, name: str, *, feed_forwa
         proof.compare_norms()
         with torch.inference_mode():
             for lengths in _lengths(model):
-                proof.compare_passes(_probe(model, lengths, reads_target=layout.reads_target))
+                proof.compare_passes(random_batch(model, lengths, lengths[::-1] if layout.reads_target else None))
     except NotObservableError as error:
         raise InputError(f"{name} cannot be observed exactly: {error}; see {layout.source}") from error
     return dataclasses.replace(proof.worst, position_terms=proof.position_terms)
@@ -132,7 +131,7 @@ def output_probes(model: PreTrainedModel) -> list[dict[str, Tensor]]:
         model: A model in evaluation mode.
     """
     reads_target = model.config.is_encoder_decoder
-    return [_probe(model, lengths, reads_target=reads_target) for lengths in _lengths(model)]
+    return [random_batch(model, lengths, lengths[::-1] if reads_target else None) for lengths in _lengths(model)]
 
 
 def outputs_on_probes(model: PreTrainedModel, probes: Sequence[Mapping[str, Tensor]]) -> list[ProbeOutput]:
@@ -383,14 +382,3 @@ def _explained(dtype: torch.dtype, name: str) -> Iterator[None]:
         # Some families' own code mixes formats (DeBERTa's does).
         kind, reason = str(dtype).removeprefix("torch."), str(error).removeprefix("model: ")
         raise InputError(f"device.dtype={kind}: {name} cannot run in it: {reason}; set device.dtype=float32") from error
-
-
-def _probe(model: PreTrainedModel, lengths: tuple[int, ...], *, reads_target: bool) -> dict[str, Tensor]:
-    """A probe batch, with one for the decoder if the model reads a target as well."""
-    device = execution_device(model)
-    inputs = random_tokens(model, embeddings_of(model).num_embeddings, lengths, device)
-    if reads_target:
-        vocabulary = embeddings_of(model.get_decoder()).num_embeddings  # a Marian model may have two
-        target = random_tokens(model, vocabulary, lengths[::-1], device)
-        inputs |= {f"decoder_{key}": tensor for key, tensor in target.items()}
-    return inputs

@@ -61,33 +61,16 @@ def layer_hooks(model: nn.Module, layout: ModelLayout, enter: Enter, leave: Leav
     yield model.register_forward_pre_hook(turns.start)
     for entry in entries:
         yield entry.register_forward_pre_hook(turns.enter, with_kwargs=True)
-    yield hook_on_end(model, layout, turns.end)
 
-
-def hook_on_end(model: nn.Module, layout: ModelLayout, take: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
-    """Register a hook that takes the last layer's output, which it may replace, where no module runs the layers."""
-    assert layout.stream.end is not None
-
-    def taken(vectors: Tensor) -> Tensor | None:
-        replaced = take(layout.by_text(layout.by_text(vectors, "end")))  # with the axes that layers read
-        return None if replaced is None else layout.by_text(layout.by_text(replaced), "end")
-
-    def returned(_module: nn.Module, _args: Any, output: Any) -> Any:
-        replaced = taken(output[0])
-        if replaced is None:
-            return None
-        if isinstance(output, tuple | list):
-            return type(output)((replaced, *output[1:]))
-        output[next(iter(output))] = replaced
-        return output
-
-    def read(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        replaced = taken(vectors_in(args, kwargs))
-        return None if replaced is None else with_vectors(args, kwargs, replaced)
+    def ended(vectors: Tensor) -> None:
+        turns.end(layout.by_text(layout.by_text(vectors, "end")))  # with the axes that layers read
 
     if layout.stream.end:
-        return attrgetter(layout.stream.end)(model).register_forward_pre_hook(read, with_kwargs=True)
-    return model.register_forward_hook(returned)
+        yield attrgetter(layout.stream.end)(model).register_forward_pre_hook(
+            lambda _module, args, kwargs: ended(vectors_in(args, kwargs)), with_kwargs=True
+        )
+    else:
+        yield model.register_forward_hook(lambda _module, _args, output: ended(output[0]))
 
 
 class _Turns:
@@ -105,17 +88,14 @@ class _Turns:
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The first module of a layer begins."""
         vectors = vectors_in(args, kwargs)
-        self._finish(vectors)
+        self.end(vectors)
         self._running = module
         replaced = self._enter(module, args, kwargs)
         if replaced is not None:
             vectors.copy_(vectors_in(*replaced))
 
     def end(self, vectors: Tensor) -> None:
-        """The last layer has ended."""
-        self._finish(vectors)
-
-    def _finish(self, vectors: Tensor) -> None:
+        """The layer that is running, if there is one, has ended."""
         running, self._running = self._running, None
         if running is not None:
             self._leave(running, (), vectors)

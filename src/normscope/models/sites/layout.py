@@ -93,9 +93,9 @@ class ModelLayout:
         return normalisation(norm, (self.stream.width, device), unit_offset=self.unit_offset)
 
     def by_text(self, vectors: Tensor, point: Point = "stream") -> Tensor:
-        """Vectors with axes (text, token, dimension). Applying it twice restores the original order."""
+        """Vectors with axes (text, token, dimension), or stacks of them. Applying it twice restores the original order."""
         axes = self.stream.swapped.get(point)
-        return vectors if axes is None or vectors.ndim != 3 else vectors.transpose(*axes)
+        return vectors if axes is None or vectors.ndim < 3 else vectors.transpose(axes[0] - 3, axes[1] - 3)
 
     def kept(self, vectors: Tensor, point: Point = "stream") -> Tensor:
         """Vectors by text, which the model does not change later."""

@@ -29,8 +29,7 @@ def longest_by_positions(model: PreTrainedModel, layer: nn.Module, *, reads_targ
     """
     if all(parameter.is_meta for parameter in model.parameters()):
         return None
-    device = execution_device(model)
-    passes = [_lookups(model, layer, _inputs(model, length, device, reads_target=reads_target)) for length in _LENGTHS]
+    passes = [_lookups(model, layer, equal_tokens(model, length, reads_target=reads_target)) for length in _LENGTHS]
     rooms = [
         {weight: rows - int(ids[..., 0].min()) for weight, (rows, ids) in lookups.items() if _counts_up(ids, length)}
         for length, lookups in zip(_LENGTHS, passes, strict=True)
@@ -43,10 +42,11 @@ def _counts_up(ids: Tensor, length: int) -> bool:
     return 1 <= ids.ndim <= 2 and ids.shape[-1] == length and bool((ids.diff(dim=-1) == 1).all())
 
 
-def _inputs(model: PreTrainedModel, length: int, device: torch.device, *, reads_target: bool) -> dict[str, Tensor]:
+def equal_tokens(model: PreTrainedModel, length: int, *, reads_target: bool) -> dict[str, Tensor]:
+    """A text of one token, repeated, as the source and, if the model reads a target text, as that too."""
     # Some models find their positions by looking for padding: none may stand among the tokens.
     token = 1 if padding_of(model) == 0 else 0
-    inputs = {"input_ids": torch.full((1, length), token, device=device)}
+    inputs = {"input_ids": torch.full((1, length), token, device=execution_device(model))}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     return inputs | ({f"decoder_{name}": tensor for name, tensor in inputs.items()} if reads_target else {})
 
