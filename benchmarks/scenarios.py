@@ -207,13 +207,6 @@ def layers_that_fit(config: PretrainedConfig, free: int, tokens: int = 4 * 4096)
     return max(1, min(config.num_hidden_layers, (free - batch - 2 * config.vocab_size * model) // layer))
 
 
-def dry_run(scenario: Scenario) -> Scenario:
-    """The same alternatives for a tiny model on the CPU, which shows that all of them run, and measures nothing."""
-    return dataclasses.replace(
-        scenario, shape="tiny Llama", sequences=2, length=16, device="cpu", dtype="float32", layers=2, memory=False
-    )
-
-
 SUITES: dict[str, Callable[[], Iterator[Scenario]]] = {
     "shapes": shapes,
     "lengths": lengths,
