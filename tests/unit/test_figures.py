@@ -266,6 +266,10 @@ def test_what_would_change_a_figures_width_or_let_tokens_be_formulas_cannot_be_c
         assert not mpl.rcParams["text.parse_math"]
 
 
+def test_a_picture_in_a_terminal_is_its_caption():
+    assert repr(Picture(CURVES)) == f"Figure: {CURVES.caption}\n.save('figure.pdf') writes it to a file"
+
+
 @pytest.mark.draws
 def test_pictures_are_saved_at_the_width_of_a_column(tmp_path):
     Picture(CURVES).save(tmp_path / "curves.png", width="column", caption=False, dpi=100)

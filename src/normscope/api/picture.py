@@ -26,7 +26,7 @@ from normscope.rounding import counted, number
 from normscope.untrusted.writing import write_named
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Picture:
     """A figure that notebooks display and `save` writes to a file."""
 
@@ -60,6 +60,9 @@ class Picture:
                 drawing.draw(self.description, [Path(path)], look)
             except ValueError as error:
                 raise InputError(f"{path}: {one_line(error)}") from error
+
+    def __repr__(self) -> str:
+        return f"Figure: {caption_of(self.description)}\n.save('figure.pdf') writes it to a file"
 
     def _repr_png_(self) -> bytes:
         return drawing.png(self.description)
