@@ -17,16 +17,20 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "normscope"
 PACKAGES = ("maths", "statistics", "analyses", "alignment")
 """Where errors are planted."""
-OPTIONS = [*"-o addopts= -p no:cacheprovider -p no:faulthandler -m".split(), "not slow", "--rootdir", str(ROOT)]
+OPTIONS = [*"-o addopts= -p no:cacheprovider -p no:faulthandler".split(), "--rootdir", str(ROOT)]
 """Of pytest, in place of those that the project sets."""
 
 FOLDERS = ("unit", "oracles", "property", "contract")
-"""Quick tests. Those that run the whole program from its command line take too long to run once per error."""
+"""Quick and slow tests. Those that run the whole program from its command line take too long to run once per error."""
 NAMES = ("test_*.py", "*_oracle.py")
 """Files of tests, as in pyproject.toml."""
 _OTHERS = {
     *("test_configs", "test_imports", "test_plug_ins", "test_mutation", "test_fuzz"),
-    *("test_loading", "test_adapters", "test_sources", "test_claims"),
+    *("test_loading", "test_adapters", "test_sources", "test_run_folder", "test_wrapping", "test_own_models"),
+    *("test_wrong_calls", "test_interrupts", "test_forks", "test_waiting", "test_offloading", "test_changed_weights"),
+    *("test_live_server", "test_live_connections", "test_explorers", "test_figures_fit", "test_codes_on_pages"),
+    *("test_documentation", "test_captions", "test_peers", "test_architectures", "test_proof"),
+    *("test_known_truth", "test_training"),
     *("test_families", "test_rotations", "test_own_weights", "test_heads"),
     *("test_corpora", "test_data", "test_files", "test_sentence_splitting", "test_figures"),
 }
@@ -37,7 +41,7 @@ Covering = dict[str, dict[str, Any]]
 
 
 def covering_tests(cache: Path) -> Covering:
-    """Durations and lines of every quick test that passes with nothing planted.
+    """Durations and lines of every test that passes with nothing planted.
 
     Args:
         cache: A file that keeps what was measured.
