@@ -9,11 +9,13 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 import torch
 
 from normscope.analyses.declarations.similarity import SimilarityOptions
+from normscope.analyses.similarity import by_similarity
 from normscope.analyses.text_pairs import DrawnPair
 from normscope.data.batching import Batch, batches
 from normscope.data.encoding import Encoder
@@ -536,3 +538,15 @@ CASES = [
         ],
     ),
 ]
+
+
+def test_groups_of_pairs_show_their_means():
+    """Seven pairs are five groups, of two pairs and of one."""
+    values = np.array([0.7, 0.1, 0.5, 0.3, 0.6, 0.2, 0.4])
+    parts = pd.DataFrame({"other": values / 2, "bias": 1 - values})
+    shown = by_similarity(pd.DataFrame({"value": values}), parts).set_index(["group", "category"])
+    groups = [(0.1, 0.2), (0.3, 0.4), (0.5,), (0.6,), (0.7,)]
+    for number, members in enumerate(groups):
+        mean = np.mean(members)
+        assert shown.loc[(number, "other"), ["cosine", "contribution"]].tolist() == pytest.approx([mean, mean / 2])
+        assert shown.loc[(number, "bias"), "contribution"] == pytest.approx(1 - mean)

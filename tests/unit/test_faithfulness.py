@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from normscope.analyses.attribution import AttributionAnalysis, methods_of
+from normscope.analyses.attribution import AttributionAnalysis, _how_many, methods_of
 from normscope.analyses.base import AnalysisContext
 from normscope.analyses.declarations.attribution import AttributionMethod, AttributionOptions, AttributionStage, Erasure
 from normscope.analyses.faithfulness import by_score, trials, without
@@ -35,6 +35,28 @@ def test_shares_are_rounded_up_but_not_because_of_floating_point():
     sizes = [len(each.erased) for each in trials([("alti", order)], [7.0, 7.5]) if each.measure == "comprehensiveness"]
     assert 0.07 * 100 > 7
     assert sizes == [7, 8]
+
+
+def test_the_most_important_tokens_are_never_all_of_them():
+    erased = {
+        len(each.erased) for each in trials([("alti", np.arange(3))], [100.0]) if each.measure == "comprehensiveness"
+    }
+    assert erased == {2}
+
+
+@pytest.mark.parametrize(
+    ("some", "methods", "said"),
+    [
+        (1, 1, "The method is"),
+        (0, 1, "The method is not"),
+        (6, 6, "All 6 methods are"),
+        (5, 6, "5 of the 6 methods are"),
+        (1, 6, "1 of the 6 methods is"),
+        (0, 6, "None of the 6 methods is"),
+    ],
+)
+def test_how_many_methods_are_better_than_random(some, methods, said):
+    assert _how_many(some, methods) == said
 
 
 def test_of_equal_scores_the_first_is_ranked_higher():

@@ -16,7 +16,7 @@ from normscope.analyses import massive_activations as massive_search
 from normscope.analyses.base import AnalysisContext
 from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
 from normscope.analyses.massive_activations import MassiveSearch
-from normscope.analyses.sinks import Variant, long_enough, sequences_of
+from normscope.analyses.sinks import Variant, _summary, long_enough, sequences_of
 from normscope.data.token_texts import Vocabulary
 from normscope.maths import massive
 from normscope.maths.masks import Mask
@@ -181,3 +181,18 @@ def test_weight_that_goes_nowhere_is_what_transformers_gives_no_key():
     assert findings.metrics["text/without_bos/mass/nowhere"] == pytest.approx(nowhere.mean())
     assert findings.metrics["text/without_bos/contribution/nowhere"] == 0
     assert any("learned sinks take" in str(sentence) for sentence in findings.sentences)
+
+
+@pytest.mark.parametrize("sink", ["first", "sep"])
+def test_the_summary_has_the_weight_of_the_first_token_beside_that_of_another_sink(sink):
+    rows = [
+        {"inputs": "text", "bos": True, "position": position, "sink_rate": rate, "mass": mass, "contribution": 0.01}
+        for position, rate, mass in (("first", 0.2, 0.1), ("first", 0.4, 0.3), ("sep", 0.6, 0.5), ("sep", 0.8, 0.7))
+    ]
+    (row,) = _summary(pd.DataFrame(rows), sink, "[CLS]").to_dict("records")
+    of_sink = {"first": (30, 20), "sep": (70, 60)}[sink]
+    name = {"first": "the first token", "sep": "[SEP]"}[sink]
+    expected = {f"sink rate of {name} %": of_sink[0], "its weight %": of_sink[1], "its contribution %": 1}
+    if sink != "first":
+        expected["first token's weight %"] = 20
+    assert row == pytest.approx(expected)
