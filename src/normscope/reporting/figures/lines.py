@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.transforms import ScaledTranslation
 
 from normscope.reporting.figure_text import log_scale, step_label
 from normscope.reporting.figures.layout import (
@@ -27,6 +28,8 @@ from normscope.reporting.palette import CATEGORY_COLOURS
 from normscope.results.figures import Lines
 
 _WIDEST_LABEL = 1.5
+_BESIDE = (8.0, 14.5)
+"""Points between the axes and the markers and names of lines."""
 _HEADROOM = 0.05
 """Of the part of an axis below the lowest line."""
 
@@ -198,10 +201,13 @@ def _label_ends(axes: Axes, figure: Lines, inches: float) -> None:
     labels = [fitted(titles[key], _WIDEST_LABEL, size) for key in keys]
     lines_each = max((label.count("\n") + 1 for label in labels), default=1)
     gap = lines_each * 1.25 * size / 72 / inches
+    # In points, so that they are as far apart in a narrow figure as in a wide one.
+    scale = axes.figure.dpi_scale_trans
+    beside = [axes.transAxes + ScaledTranslation(distance / 72, 0, scale) for distance in _BESIDE]
     for key, label, height in zip(keys, labels, spread(heights, gap, 0.0, 1.0), strict=True):
         style = series_styles(list(titles))[key]
         axes.plot(
-            [1.025], [height], color=style.color, marker=style.marker, markersize=4.5, markeredgewidth=0,
-            transform=axes.transAxes, clip_on=False,
+            [1.0], [height], color=style.color, marker=style.marker, markersize=4.5, markeredgewidth=0,
+            transform=beside[0], clip_on=False,
         )  # fmt: skip
-        axes.text(1.045, height, label, transform=axes.transAxes, va="center", fontsize=size)
+        axes.text(1.0, height, label, transform=beside[1], va="center", fontsize=size)
