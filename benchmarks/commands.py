@@ -33,8 +33,7 @@ SIZES = (120, 2_000)
 ANALYSES = tuple(
     name
     for name, info in analyses().items()
-    if name != "similarity"  # which compares pairs
-    and not (info.requires_annotation or info.requires_cross_attention or info in plug_ins())
+    if not (info.requires_annotation or info.requires_cross_attention or info.requires_pairs or info in plug_ins())
 )
 """Every analysis of plain text: those that need no trees, no pairs and no translation model."""
 TOGETHER = "+".join(ANALYSES)

@@ -37,8 +37,12 @@ QUICK = {
 }
 CROSS = sorted(name for name, info in analyses().items() if info.supports_cross_attention)
 """Those that measure cross-attention."""
-OF_PAIRS = sorted(set(analyses()) - {"alignment", "syntax"})
-OF_TREEBANKS = sorted(set(analyses()) - {"alignment", "similarity"})
+OF_PAIRS = sorted(
+    name for name, info in analyses().items() if not (info.requires_cross_attention or info.requires_annotation)
+)
+OF_TREEBANKS = sorted(
+    name for name, info in analyses().items() if not (info.requires_cross_attention or info.requires_pairs)
+)
 
 
 OWN = object()  # stands for the stack of the model

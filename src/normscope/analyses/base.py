@@ -60,9 +60,6 @@ class Requirements:
     """Whether it uses the checkpoint's head that predicts translations, if there is one."""
     all_layers: bool = False
     """Whether it needs every layer, regardless of which `layers` the user has chosen."""
-    pairs: bool = False
-    """Whether it compares the texts of pairs: it sees each text as a separate sequence, one after the other in a batch. The
-    other analyses of the run see other batches, in which a pair is one sequence."""
     keeps_layers: bool = False
     """Whether it keeps what autograd records of a batch. Batches are then split so that this fits into memory."""
     prompts: Callable[[Callable[[], Embedder]], Prompts] | None = None

@@ -66,6 +66,9 @@ class AnalysisInfo:
     """Whether it can measure whole words (`level=word`)."""
     requires_annotation: bool = False
     """Whether it can analyse only sentences with annotated words, such as those of `dataset=conllu`."""
+    requires_pairs: bool = False
+    """Whether it compares the texts of pairs: it sees each text as a separate sequence, one after the other in a batch. The
+    other analyses of the run see other batches, in which a pair is one sequence."""
     published: Published = dataclasses.field(default_factory=Published, hash=False)
     """What it publishes: its tables, and the numbers and curves that follow from them."""
 

@@ -91,7 +91,7 @@ class SimilarityAnalysis(Analysis):
         """
         if layout.stack is None:
             check_followed(layout)
-        return Requirements(pairs=True, keeps_layers=True, prompts=functools.partial(_prompts, options))
+        return Requirements(keeps_layers=True, prompts=functools.partial(_prompts, options))
 
     def end_batch(self, batch: Batch) -> None:
         """Add the cosines of a batch and what they are made of."""

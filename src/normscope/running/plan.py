@@ -343,13 +343,13 @@ def _encoders(
     prompts = NO_PROMPTS if asked is None else asked(lambda: model.embedder)
     return [
         Encoder(model, options, _words(needs), values, separate=separate, level=level, prompts=prompts)
-        for separate in sorted({requirements.pairs for requirements in needs.values()})
+        for separate in sorted({kind.info.requires_pairs for kind in needs})
     ]
 
 
 def _of_view(needs: Mapping[type[Analysis], Requirements], encoder: Encoder) -> Mapping[type[Analysis], Requirements]:
     """What the analyses need that see the sequences of an encoder."""
-    return {kind: requirements for kind, requirements in needs.items() if requirements.pairs == encoder.separate}
+    return {kind: requirements for kind, requirements in needs.items() if kind.info.requires_pairs == encoder.separate}
 
 
 def _view(

@@ -47,8 +47,10 @@ _RELATIVE_ERROR = 1e-7
 def info(request: pytest.FixtureRequest) -> AnalysisInfo:
     """Each plug-in in turn."""
     found = INSTALLED[request.param]
-    if found.requires_cross_attention or found.requires_annotation:
-        pytest.skip(f"{found.name} needs translations or annotated words, which this suite does not have")
+    if found.requires_cross_attention or found.requires_annotation or found.requires_pairs:
+        pytest.skip(
+            f"{found.name} needs translations, pairs of texts or annotated words, which this suite does not have"
+        )
     return found
 
 

@@ -144,5 +144,6 @@ SIMILARITY = AnalysisInfo(
     options=SimilarityOptions,
     implementation="normscope.analyses.similarity:SimilarityAnalysis",
     papers=(MODARRESSI_2023,),
+    requires_pairs=True,
     published=PUBLISHED,
 )
