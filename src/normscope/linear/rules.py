@@ -43,35 +43,36 @@ class NotAffineError(InputError):
     """What a model returns is not an affine map of its tokens' vectors, even with everything nonlinear held fixed."""
 
 
-def _names(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
+    """Names of functions, written with spaces between them."""
     return frozenset(text.split())
 
 
-_MOVES = _names(
+MOVES = names(
     "view reshape permute transpose contiguous flatten unflatten unsqueeze squeeze expand chunk split tensor_split ravel flip "
     "t split_with_sizes unbind narrow select __getitem__ clone repeat repeat_interleave roll swapaxes movedim moveaxis pad "
     "gather index_select dropout sum mean cumsum neg __neg__ __get__ take_along_dim as_strided broadcast_to tile swapdims "
     "expand_as view_as reshape_as unfold diagonal view_as_complex view_as_real"
 )
-_COPIES = _names("clone contiguous dropout")
-_LIKE = _names("expand_as view_as reshape_as")
-_IDENTITIES = _names("detach requires_grad_ cpu cuda")
-_BESIDE = _names("cat concat concatenate stack hstack vstack")
-_PRODUCTS = _names("matmul __matmul__ __rmatmul__ bmm mm einsum")
-_TIMES = _names("mul __mul__ __rmul__ __imul__ mul_ multiply")
-_DIVISIONS = _names("div __truediv__ __itruediv__ div_ divide true_divide")
-_SUMS = _names("add __add__ __radd__ __iadd__ add_ sub __sub__ __isub__ sub_ __rsub__ rsub subtract")
-_CASTS = _names("to float double type type_as half bfloat16")
-_INTO = _names(
+_COPIES = names("clone contiguous dropout")
+_LIKE = names("expand_as view_as reshape_as")
+_IDENTITIES = names("detach requires_grad_ cpu cuda")
+BESIDE = names("cat concat concatenate stack hstack vstack")
+PRODUCTS = names("matmul __matmul__ __rmatmul__ bmm mm einsum")
+TIMES = names("mul __mul__ __rmul__ __imul__ mul_ multiply")
+_DIVISIONS = names("div __truediv__ __itruediv__ div_ divide true_divide")
+SUMS = names("add __add__ __radd__ __iadd__ add_ sub __sub__ __isub__ sub_ __rsub__ rsub subtract")
+CASTS = names("to float double type type_as half bfloat16")
+INTO = names(
     "index_add_ scatter_add_ __setitem__ index_copy_ copy_ index_put_ index_add scatter_add index_copy index_put"
 )
-_NEW = _names(
+NEW = names(
     "zeros_like empty_like ones_like full_like rand_like randn_like new_zeros new_ones new_empty new_full new_tensor size dim "
     "numel stride is_contiguous data_ptr is_floating_point empty"
 )
-_EMPTY = _names("empty new_empty empty_like")
-_SLOPED = _names("gelu silu relu relu6 mish hardswish leaky_relu tanh relu_ silu_ tanh_")
-_CLIPPED = _names("clamp clip clamp_ clip_ hardtanh")
+_EMPTY = names("empty new_empty empty_like")
+_SLOPED = names("gelu silu relu relu6 mish hardswish leaky_relu tanh relu_ silu_ tanh_")
+_CLIPPED = names("clamp clip clamp_ clip_ hardtanh")
 
 
 def kind_of(value: object) -> Kind | None:
@@ -81,20 +82,21 @@ def kind_of(value: object) -> Kind | None:
 
 def marked(values: Any, kind: Kind) -> Any:
     """The same tensor or tensors, with a kind. Ids of tokens or experts have none."""
-    for each in _tensors(values):
+    for each in tensors_in(values):
         if each.is_floating_point() or each.is_complex():
             each._kind = kind  # type: ignore[attr-defined]
     return values
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """The tensors among arguments or results of a function."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, tuple | list):
         for value in values:
-            yield from _tensors(value)
+            yield from tensors_in(value)
     elif isinstance(values, dict):
-        yield from _tensors([*values.values()])
+        yield from tensors_in([*values.values()])
 
 
 def with_tensors(values: Any, of: Callable[[Tensor], Any]) -> Any:
@@ -250,6 +252,8 @@ class Stack:
     """The same function of dense parts without constants, written over its first argument."""
     is_new: bool = False
     """Whether the result shares no memory with another stack."""
+    step: Step | None = None
+    """The step that the function belongs to."""
 
     def at(self, number: int) -> "Stack":
         """The stack of one of several tensors that a function returns."""
@@ -458,11 +462,11 @@ class HeldFixed(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), getattr(function, "__name__", "")
-        if name in _NEW:
+        if name in NEW:
             made = function(*args, **kwargs)
             # What is never written must not be infinite.
             return made.zero_() if name in _EMPTY else made
-        given = [*_tensors((args, kwargs))]
+        given = [*tensors_in((args, kwargs))]
         kinds = {kind_of(each) for each in given}
         if None in kinds and any(kind_of(each) is None and each.requires_grad and not each.is_leaf for each in given):
             raise NotAffineError(
@@ -473,23 +477,23 @@ class HeldFixed(TorchFunctionMode):
             return function(*args, **kwargs)
         if not self.wide and any(kind_of(each) is Kind.LINEAR and each.dtype is torch.float64 for each in given):
             # Families that round to float32 inside a float64 model would not be linear to its precision.
-            if name in _CASTS and kind_of(args[0]) is Kind.LINEAR:
+            if name in CASTS and kind_of(args[0]) is Kind.LINEAR:
                 target = function(*args, **kwargs)
                 return args[0] if target.is_floating_point() else target
             args, kwargs = with_tensors(args, _doubled), with_tensors(kwargs, _doubled)
-        rule = _RULES.get(name) if Kind.LINEAR in kinds else None
-        step = None if rule is None else rule(self, _Call(name, function, args, kwargs))
+        rule = RULES.get(name) if Kind.LINEAR in kinds else None
+        step = None if rule is None else rule(self, Call(name, function, args, kwargs))
         if step is not None:
             return self.done(step) if isinstance(step, Step) else step[0]
-        if name in _INTO:
+        if name in INTO:
             marked([args[0], *([] if args[0]._base is None else [args[0]._base])], Kind.HELD)
         made = marked(function(*with_tensors(args, still), **with_tensors(kwargs, still)), Kind.HELD)
         if self.explains:
-            for each in _tensors(made):
+            for each in tensors_in(made):
                 each._because = self._reason(name, given)  # type: ignore[attr-defined]
         if self.added is not None:
             origins = {id(origin): origin for each in given if (origin := _origin(each)) is not None}
-            for each in _tensors(made) if len(origins) == 1 else ():
+            for each in tensors_in(made) if len(origins) == 1 else ():
                 (each._origin,) = origins.values()  # type: ignore[attr-defined]
         return made
 
@@ -502,7 +506,7 @@ class HeldFixed(TorchFunctionMode):
             constants = [self._constant(each) for each in constants]
         way = None if self.added is None else self.way(step)
         made = marked(step.apply(*step.operands, *constants), Kind.LINEAR)
-        for each in _tensors(made) if way is not None else ():
+        for each in tensors_in(made) if way is not None else ():
             each._way = way  # type: ignore[attr-defined]
         if step.activation is not None:
             made._activation = step.activation
@@ -553,7 +557,7 @@ class HeldFixed(TorchFunctionMode):
         """What each source contributes to a step's result."""
         stacks = [stack_of(each) for each in step.operands]
         over = None if step.over is None else step.made_over
-        return Stack(step.made_of, stacks, over, step.makes_new)
+        return Stack(step.made_of, stacks, over, step.makes_new, step)
 
     def wrote(self, tensor: Tensor, stack: Stack | None, way: Way | None = None) -> None:
         """Note that linear vectors have been written into a tensor, and so into the tensor that this is a part of.
@@ -646,7 +650,7 @@ def stack_of(tensor: Tensor) -> Stack:
     return stack
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """One call of a torch function."""
 
     name: str
@@ -660,28 +664,29 @@ class _Call(NamedTuple):
         return self.name.endswith("_") and not self.name.startswith("__")
 
     def run(self, *args: Any) -> Any:
+        """Call the function with other arguments, and its own keywords."""
         return self.function(*args, **self.kwargs)
 
 
-_Rule = Callable[[HeldFixed, _Call], Any]
-_RULES: dict[str, _Rule] = {}
+_Rule = Callable[[HeldFixed, Call], Any]
+RULES: dict[str, _Rule] = {}
 
 
 def _rule(*names: str | frozenset[str]) -> Callable[[_Rule], _Rule]:
     def register(rule: _Rule) -> _Rule:
         for each in names:
-            _RULES.update(dict.fromkeys([each] if isinstance(each, str) else each, rule))
+            RULES.update(dict.fromkeys([each] if isinstance(each, str) else each, rule))
         return rule
 
     return register
 
 
 def _are(kind: Kind, *values: Any) -> bool:
-    return any(kind_of(each) is kind for each in _tensors(values))
+    return any(kind_of(each) is kind for each in tensors_in(values))
 
 
-@_rule(_MOVES)
-def _moved(_mode: HeldFixed, call: _Call) -> Any:
+@_rule(MOVES)
+def _moved(_mode: HeldFixed, call: Call) -> Any:
     """Elements that change places, or are added up."""
     one, *rest = call.args
     if call.name in _LIKE and kind_of(one) is None:
@@ -701,12 +706,12 @@ def _unchanged(parts: "Factored") -> "Factored":
 
 
 @_rule(_IDENTITIES)
-def _same(_mode: HeldFixed, call: _Call) -> Any:
+def _same(_mode: HeldFixed, call: Call) -> Any:
     return (call.args[0],)
 
 
-@_rule(_CASTS)
-def _cast(mode: HeldFixed, call: _Call) -> Any:
+@_rule(CASTS)
+def _cast(mode: HeldFixed, call: Call) -> Any:
     one, *rest = call.args
     if kind_of(one) is not Kind.LINEAR:
         return None
@@ -718,8 +723,8 @@ def _cast(mode: HeldFixed, call: _Call) -> Any:
     return Step(lambda vectors: call.run(vectors, *rest), [one])
 
 
-@_rule(_BESIDE)
-def _beside(_mode: HeldFixed, call: _Call) -> Any:
+@_rule(BESIDE)
+def _beside(_mode: HeldFixed, call: Call) -> Any:
     """Tensors beside each other: those that are not linear are constants."""
     tensors, *rest = call.args
     if _are(Kind.HELD, tensors):
@@ -734,8 +739,8 @@ def _beside(_mode: HeldFixed, call: _Call) -> Any:
     return Step(put, [tensors[place] for place in places], [tensors[place] for place in others])
 
 
-@_rule(_PRODUCTS)
-def _product(mode: HeldFixed, call: _Call) -> Any:
+@_rule(PRODUCTS)
+def _product(mode: HeldFixed, call: Call) -> Any:
     """A product with something held or plain. That of two linear tensors, such as q·k, is held."""
     places = [place for place, each in enumerate(call.args) if kind_of(each) is Kind.LINEAR]
     if len(places) == 2 and mode.absorbed is not None and not call.kwargs:
@@ -763,7 +768,7 @@ def _in_type(values: Sequence[Any], like: Tensor) -> list[Any]:
     return [each.to(like.dtype) if isinstance(each, Tensor) and each.is_floating_point() else each for each in values]
 
 
-def _shared(call: _Call, places: Sequence[int]) -> Step:
+def _shared(call: Call, places: Sequence[int]) -> Step:
     """A product of two linear tensors, half of which belongs to each."""
     args = [*map(still, call.args)]
 
@@ -786,7 +791,7 @@ def _shared(call: _Call, places: Sequence[int]) -> Step:
 
 
 @_rule("softmax")
-def _softmax(mode: HeldFixed, call: _Call) -> Any:
+def _softmax(mode: HeldFixed, call: Call) -> Any:
     """Attention weights: held, or linearised where they are."""
     if mode.absorbed is None:
         return None
@@ -811,18 +816,18 @@ def _softmax(mode: HeldFixed, call: _Call) -> Any:
 
 
 @_rule("max", "amax")
-def _largest(mode: HeldFixed, call: _Call) -> Any:
+def _largest(mode: HeldFixed, call: Call) -> Any:
     """A maximum. Subtracted from scores, it changes no weight."""
     if mode.absorbed is None or kind_of(call.args[0]) is not Kind.LINEAR:
         return None
     made = marked(call.run(call.args[0].detach(), *call.args[1:]), Kind.HELD)
-    for each in _tensors(made):
+    for each in tensors_in(made):
         each._shifts = True  # type: ignore[attr-defined]
     return (made,)
 
 
 @_rule("baddbmm", "baddbmm_")
-def _added_product(mode: HeldFixed, call: _Call) -> Any:
+def _added_product(mode: HeldFixed, call: Call) -> Any:
     """Scores with a term of positions."""
     if mode.absorbed is None or kind_of(call.args[0]):
         return None
@@ -837,8 +842,8 @@ def _lowest(like: Tensor) -> float:
     return torch.finfo(like.dtype).min / 2
 
 
-@_rule(_TIMES)
-def _times(mode: HeldFixed, call: _Call) -> Any:
+@_rule(TIMES)
+def _times(mode: HeldFixed, call: Call) -> Any:
     one, other = call.args
     if kind_of(one) is kind_of(other) is Kind.LINEAR:
         return _gated(one, other) or _gated(other, one)
@@ -859,7 +864,7 @@ def _logistic(linear: Tensor, factor: object) -> Activation | None:
 
 
 @_rule("sigmoid")
-def _sigmoid(_mode: HeldFixed, call: _Call) -> Any:
+def _sigmoid(_mode: HeldFixed, call: Call) -> Any:
     """A gate, which is held; with what it is a function of, it may be an activation."""
     if kind_of(call.args[0]) is not Kind.LINEAR:
         return None
@@ -890,11 +895,11 @@ def _shaped(gradient: Tensor, like: Tensor) -> Tensor:
 
 
 @_rule(_DIVISIONS)
-def _divided(mode: HeldFixed, call: _Call) -> Any:
+def _divided(mode: HeldFixed, call: Call) -> Any:
     return None if kind_of(call.args[0]) is not Kind.LINEAR or call.kwargs else _scaled(mode, call, *call.args)
 
 
-def _scaled(mode: HeldFixed, call: _Call, one: Tensor, by: Any) -> Any:
+def _scaled(mode: HeldFixed, call: Call, one: Tensor, by: Any) -> Any:
     """A linear tensor times, or divided by, what is not."""
     factor = still(by)
     divides = call.name in _DIVISIONS
@@ -926,8 +931,8 @@ def _changed(mode: HeldFixed, step: Step, one: Tensor) -> Tensor:
     return one
 
 
-@_rule(_SUMS)
-def _sum(mode: HeldFixed, call: _Call) -> Any:
+@_rule(SUMS)
+def _sum(mode: HeldFixed, call: Call) -> Any:
     one, other = call.args
     if kind_of(one) is Kind.LINEAR and hasattr(other, "_shifts"):
         return Step(lambda vectors: call.run(vectors, still(other)), [one])
@@ -982,13 +987,13 @@ _OUT_OF_PLACE = {
 }
 
 
-@_rule(_INTO)
-def _into(mode: HeldFixed, call: _Call) -> Any:
+@_rule(INTO)
+def _into(mode: HeldFixed, call: Call) -> Any:
     """Linear vectors that are written, or added, into a part of a tensor."""
     base, *rest = call.args
     kwargs = dict(call.kwargs)
     in_place = call.in_place or call.name == "__setitem__"
-    written = [each for each in _tensors((rest, kwargs)) if kind_of(each)]
+    written = [each for each in tensors_in((rest, kwargs)) if kind_of(each)]
     if kind_of(base) is Kind.HELD or len(written) > 1 or _are(Kind.HELD, written):
         return None
 
@@ -1025,7 +1030,7 @@ def _into(mode: HeldFixed, call: _Call) -> Any:
 
 
 @_rule(_SLOPED)
-def _activated(_mode: HeldFixed, call: _Call) -> Any:
+def _activated(_mode: HeldFixed, call: Call) -> Any:
     one, *rest = call.args
     if kind_of(one) is not Kind.LINEAR or (call.kwargs.get("inplace") is True and call.in_place):
         return None
@@ -1040,7 +1045,7 @@ def _activated(_mode: HeldFixed, call: _Call) -> Any:
 
 
 @_rule("square", "pow", "__pow__")
-def _powered(_mode: HeldFixed, call: _Call) -> Any:
+def _powered(_mode: HeldFixed, call: Call) -> Any:
     """A power of an activation may be one itself, such as ReLU². Any other is held, as in a norm's variance."""
     known: tuple[Tensor, Activation] | None = getattr(call.args[0], "_activation", None)
     if known is None:
@@ -1132,7 +1137,7 @@ def _slope(value: Tensor, inner: Tensor, known: Activation) -> Tensor:
 
 
 @_rule(_CLIPPED)
-def _clipped(_mode: HeldFixed, call: _Call) -> Any:
+def _clipped(_mode: HeldFixed, call: Call) -> Any:
     """A value within limits, as a multiple of what it was."""
     one, *rest = call.args
     if _are(Kind.HELD, rest, dict(call.kwargs)) or _are(Kind.LINEAR, rest, dict(call.kwargs)):
@@ -1146,7 +1151,7 @@ def _clipped(_mode: HeldFixed, call: _Call) -> Any:
 
 
 @_rule("masked_fill", "masked_fill_")
-def _masked(mode: HeldFixed, call: _Call) -> Any:
+def _masked(mode: HeldFixed, call: Call) -> Any:
     one, mask, value = call.args
     if kind_of(one) is not Kind.LINEAR or kind_of(value):
         return None
@@ -1158,7 +1163,7 @@ def _masked(mode: HeldFixed, call: _Call) -> Any:
 
 
 @_rule("where")
-def _chosen(_mode: HeldFixed, call: _Call) -> Any:
+def _chosen(_mode: HeldFixed, call: Call) -> Any:
     condition, one, other = call.args
     if Kind.HELD in (kind_of(one), kind_of(other)) or kind_of(condition):
         return None
@@ -1171,7 +1176,7 @@ def _chosen(_mode: HeldFixed, call: _Call) -> Any:
 
 
 @_rule("linear")
-def _linear(_mode: HeldFixed, call: _Call) -> Any:
+def _linear(_mode: HeldFixed, call: Call) -> Any:
     vectors, weight, bias = _arguments(call, "input", "weight", "bias")
     if kind_of(weight) or kind_of(bias) or kind_of(vectors) is not Kind.LINEAR:
         return None
@@ -1179,7 +1184,7 @@ def _linear(_mode: HeldFixed, call: _Call) -> Any:
 
 
 @_rule("addmm")
-def _addmm(_mode: HeldFixed, call: _Call) -> Any:
+def _addmm(_mode: HeldFixed, call: Call) -> Any:
     bias, vectors, weight = _arguments(call, "input", "mat1", "mat2")
     if kind_of(vectors) is not Kind.LINEAR or kind_of(weight) or kind_of(bias) or len(call.kwargs):
         return None
@@ -1205,7 +1210,7 @@ def _projection(apply: Linear, vectors: Tensor, weight: Tensor, bias: Any) -> St
 
 
 @_rule("conv1d", "conv2d")
-def _convolved(_mode: HeldFixed, call: _Call) -> Any:
+def _convolved(_mode: HeldFixed, call: Call) -> Any:
     given: list[Any] = [*call.args, *[None] * (3 - len(call.args))]
     vectors, weight, bias, *rest = given
     kwargs = dict(call.kwargs)
@@ -1221,7 +1226,7 @@ def _convolved(_mode: HeldFixed, call: _Call) -> Any:
     )
 
 
-def _arguments(call: _Call, *names: str) -> list[Any]:
+def _arguments(call: Call, *names: str) -> list[Any]:
     """The arguments of a function by their names; None for those that are left out."""
     given = dict(zip(names, call.args, strict=False)) | {
         name: call.kwargs.get(name) for name in names[len(call.args) :]
@@ -1230,7 +1235,7 @@ def _arguments(call: _Call, *names: str) -> list[Any]:
 
 
 @_rule("layer_norm")
-def _layer_norm(_mode: HeldFixed, call: _Call) -> Any:
+def _layer_norm(_mode: HeldFixed, call: Call) -> Any:
     x, shape, weight, bias, eps = _arguments(call, "input", "normalized_shape", "weight", "bias", "eps")
     eps = 1e-5 if eps is None else eps
     if len(shape) != 1 or kind_of(weight) or kind_of(bias):
@@ -1271,7 +1276,7 @@ def _layer_norm(_mode: HeldFixed, call: _Call) -> Any:
 
 
 @_rule("rms_norm")
-def _rms_norm(_mode: HeldFixed, call: _Call) -> Any:
+def _rms_norm(_mode: HeldFixed, call: Call) -> Any:
     x, shape, weight, eps = _arguments(call, "input", "normalized_shape", "weight", "eps")
     if len(shape) != 1 or kind_of(weight):
         return None
@@ -1295,7 +1300,7 @@ def _rms_norm(_mode: HeldFixed, call: _Call) -> Any:
 
 
 @_rule("normalize")
-def _unit_length(_mode: HeldFixed, call: _Call) -> Any:
+def _unit_length(_mode: HeldFixed, call: Call) -> Any:
     """A vector divided by its length."""
     x, p, dim, eps = _arguments(call, "input", "p", "dim", "eps")
     fixed = x.detach()
@@ -1310,7 +1315,7 @@ def _unit_length(_mode: HeldFixed, call: _Call) -> Any:
 
 
 @_rule("_grouped_mm")
-def _of_experts(_mode: HeldFixed, call: _Call) -> Any:
+def _of_experts(_mode: HeldFixed, call: Call) -> Any:
     """Products of groups of vectors with a matrix each."""
     _, weight, *rest = map(still, call.args)
     if kind_of(call.args[0]) is not Kind.LINEAR or kind_of(call.args[1]):
@@ -1333,7 +1338,7 @@ def _of_experts(_mode: HeldFixed, call: _Call) -> Any:
 
 
 @_rule("scaled_dot_product_attention")
-def _attention(mode: HeldFixed, call: _Call) -> Any:
+def _attention(mode: HeldFixed, call: Call) -> Any:
     """Fused attention, whose weights are computed again in strips of queries where they are needed."""
     names = "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"
     query, key, value, mask, dropout, causal, scale, grouped = _arguments(call, *names)
