@@ -315,6 +315,8 @@ class BlockRecogniser(HeldFixed):
             if reached is not None:
                 return self._joined(call, wrote, x, reached, trail)
             if (beside := getattr(x, "_trail", None)) is not None and beside.is_open and beside.written is not None:
+                if beside.layer != trail.layer:
+                    raise self._lost(beside)
                 raise self._refusal("the outputs of two attentions are added up before the residual connection", trail)
             trail.beside.append(carried)
             result = call.function(*call.args, **call.kwargs)
