@@ -1,13 +1,15 @@
 """A multimodal model is observed through its text tower, with the head on its tokens."""
 
+import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForImageTextToText
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForImageTextToText, BertModel
 
 import normscope
 from normscope.errors import InputError
 from normscope.models.load.task_heads import Head
-from normscope.models.stored.text_tower import text_tower
+from normscope.models.stored.text_tower import class_of, text_tower
+from tests.architectures import tiny_architecture
 from tests.tiny import FAMILY_CONFIGS
 
 _VISION = {
@@ -93,3 +95,16 @@ def test_a_changed_tower_is_noticed(tokenizer):
     model.double()
     with pytest.raises(InputError, match="has changed since it was wrapped"):
         normscope.decompose(wrapped, "One.")
+
+
+def test_the_width_of_a_stack_is_read_from_its_vectors():
+    """The config of T5Gemma 2's encoder has no width: its text part has."""
+    model = tiny_architecture("t5gemma2")
+    maps = normscope.attribution_maps(normscope.wrap(model), [5, 6, 7, 8])
+    np.testing.assert_allclose(maps["alti"].total.sum(axis=-1), 1, atol=1e-6)
+
+
+def test_a_class_that_transformers_lists_and_lacks_is_none():
+    config = CONFIG_MAPPING["voxtral_realtime_text"]()
+    assert class_of(AutoModel, config) is None
+    assert class_of(AutoModel, CONFIG_MAPPING["bert"]()) is BertModel

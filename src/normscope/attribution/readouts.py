@@ -99,7 +99,7 @@ class PredictionReadout(Readout):
     @property
     def takes_padding(self) -> bool:
         """Whether it can tell where a padded text ends; causal classifiers look for their padding token."""
-        return self.predictor.kind is not Head.CLASS or self.model.config.pad_token_id is not None
+        return self.predictor.kind is not Head.CLASS or self.model.config.get_text_config().pad_token_id is not None
 
     def answers(self, output: Any, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch _"]:
         """The logits."""

@@ -79,7 +79,7 @@ def vector_maps(
     def measured(vectors: Tensor) -> Tensor:
         return wide(torch.linalg.vector_norm(of_outputs(vectors), dim=-1))
 
-    for group in _groups(model, inputs, None if groups is None else groups.count):
+    for group in _groups(layout, inputs, None if groups is None else groups.count):
         norms: list[Tensor] = []
 
         def note(vectors: Tensor, norms: list[Tensor] = norms) -> None:
@@ -123,7 +123,7 @@ def pooled_vectors(
     mask = inputs["attention_mask"].bool()
     sources = None if units is None else int(units.max()) + 1
     found, whole = [], None
-    for group in _groups(model, inputs, sources):
+    for group in _groups(layout, inputs, sources):
         vectors, hidden, check = carried(model, layout, inputs, group, bias, units=units)
         chosen = weights(hidden, mask)
         pooling = None if chosen is None else wide(chosen)
@@ -139,7 +139,7 @@ def pooled_vectors(
     return parts, whole
 
 
-def _groups(model: PreTrainedModel, inputs: Mapping[str, Tensor], sources: int | None = None) -> Iterator[Sources]:
+def _groups(layout: ModelLayout, inputs: Mapping[str, Tensor], sources: int | None = None) -> Iterator[Sources]:
     """Tokens, and last the bias, in groups that are carried through the layers together.
 
     Args:
@@ -148,7 +148,7 @@ def _groups(model: PreTrainedModel, inputs: Mapping[str, Tensor], sources: int |
     ids = inputs["input_ids"]
     at_once = ENTRIES_AT_ONCE.get(ids.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
     # A network is about four times as wide as the model.
-    together = max(_FEWEST, at_once // (4 * ids.numel() * model.config.hidden_size))
+    together = max(_FEWEST, at_once // (4 * ids.numel() * layout.stream.width))
     end = ids.shape[1] if sources is None else sources
     for part in pieces(slice(0, end + 1), together):
         yield Sources(range(part.start, min(part.stop, end)), part.stop > end)

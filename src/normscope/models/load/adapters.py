@@ -18,7 +18,7 @@ from normscope.errors import InputError, one_line
 from normscope.models.load.task_heads import Head, head_class
 from normscope.models.prove.verification import output_probes, outputs_on_probes, require_same_outputs
 from normscope.models.stored.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, check_readable
-from normscope.models.stored.text_tower import text_tower
+from normscope.models.stored.text_tower import class_of, text_tower
 from normscope.models.stored.weight_checks import tensors_in
 from normscope.untrusted.plain_data import MIB, json_mapping
 
@@ -133,7 +133,7 @@ class Adapter:
     def _kinds(self, config: PretrainedConfig) -> Iterator[Any]:
         auto = _TASKS.get(str(getattr(self.settings.task_type, "value", self.settings.task_type)))
         if auto is not None:
-            yield auto._model_mapping.get(type(config), None)
+            yield class_of(auto, config)
         mapping = getattr(self.settings, "auto_mapping", None)
         names = [mapping.get("base_model_class")] if isinstance(mapping, dict) else []
         yield from (_class_of_transformers(name) for name in names)

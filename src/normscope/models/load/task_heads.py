@@ -18,7 +18,7 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError, one_line
 from normscope.models.stored.config_checks import silent_warnings
 from normscope.models.stored.stored_weights import is_offloaded
-from normscope.models.stored.text_tower import base_of, text_tower
+from normscope.models.stored.text_tower import base_of, class_of, text_tower
 from normscope.models.stored.weight_checks import check_dtypes, check_finite, check_shapes
 
 log = logging.getLogger("normscope")
@@ -49,9 +49,9 @@ def has_head(model: PreTrainedModel, head: Head) -> bool:
 
 def head_class(head: Head, config: PretrainedConfig) -> type | None:
     """The class of models with this head in the family of a config; None if there is none."""
-    kind: type | None = _AUTO[head]._model_mapping.get(type(config), None)
+    kind: type | None = class_of(_AUTO[head], config)
     if kind is None and head is Head.NEXT_TOKEN:  # of a multimodal model
-        kind = AutoModelForImageTextToText._model_mapping.get(type(config), None)
+        kind = class_of(AutoModelForImageTextToText, config)
     return kind
 
 

@@ -33,7 +33,7 @@ from normscope.models.sites.layout import ModelLayout, Stack, embeddings_of
 from normscope.models.stored.config_checks import check_not_quantised, check_supported
 from normscope.models.stored.embedder_files import embedder_in_memory, kind_of_encoder
 from normscope.models.stored.random_state import drawing
-from normscope.models.stored.text_tower import base_of, text_tower
+from normscope.models.stored.text_tower import base_of, class_of, text_tower
 from normscope.models.stored.weight_checks import check_finite
 
 _UNCOVERED = "“Your own model” in the documentation for what a model may compute"
@@ -251,7 +251,7 @@ def _is_decoder(part: PreTrainedModel) -> bool:
     config = part.config
     if getattr(config, "is_decoder", False):
         return True
-    kind: Any = AutoModel._model_mapping.get(type(config), None)
+    kind: Any = class_of(AutoModel, config)
     if kind is None:
         return False
     with torch.device("meta"):

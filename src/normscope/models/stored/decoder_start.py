@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, PretrainedConfig
 
+from normscope.models.stored.text_tower import class_of
+
 Shift = Callable[[list[int]], list[int]]
 """Turns the tokens of a target into those that the decoder reads."""
 
@@ -42,7 +44,7 @@ def _three_tokens(config: PretrainedConfig) -> list[int]:
 
 def _shifted(config: PretrainedConfig, target: list[int]) -> list[int] | None:
     """What the family's code makes of labels; None if there is no such code, or it needs what the config lacks."""
-    kind: Any = AutoModelForSeq2SeqLM._model_mapping.get(type(config), None)
+    kind: Any = class_of(AutoModelForSeq2SeqLM, config)
     if not hasattr(kind, "prepare_decoder_input_ids_from_labels"):
         return None
     model = kind.__new__(kind)  # the method reads the config alone

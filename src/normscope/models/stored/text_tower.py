@@ -8,6 +8,17 @@ from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 
+def class_of(auto: Any, config: PretrainedConfig) -> Any:
+    """The class that one of transformers' `Auto` classes makes from a config; None if there is none.
+
+    transformers lists some classes that it does not have (Voxtral's text part).
+    """
+    try:
+        return auto._model_mapping.get(type(config), None)
+    except ValueError:
+        return None
+
+
 def text_config(config: PretrainedConfig) -> PretrainedConfig:
     """The config of a multimodal model's text tower, if that is a separate model; otherwise the config itself.
 
@@ -31,8 +42,8 @@ def text_tower(whole: PreTrainedModel) -> PreTrainedModel:
     text = text_config(whole.config)
     if text is whole.config:
         return whole
-    causal = AutoModelForCausalLM._model_mapping.get(type(text), None)
-    found = _only(whole, causal) or _only(whole, AutoModel._model_mapping.get(type(text), None))
+    causal = class_of(AutoModelForCausalLM, text)
+    found = _only(whole, causal) or _only(whole, class_of(AutoModel, text))
     if found is None:
         return whole
     return found if causal is None or isinstance(found, causal) else _with_head(found, whole, causal)
@@ -51,7 +62,7 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
     if base is not model and isinstance(base, PreTrainedModel):
         # BART's decoder with a head lies in a wrapper, which looks up no tokens itself.
         return base if _looks_up(base) else next(filter(_looks_up, _parts(base)), base)
-    kind = AutoModel._model_mapping.get(type(model.config), None)
+    kind = class_of(AutoModel, model.config)
     if kind is not None:
         return model if isinstance(model, kind) else _only(model, kind) or model
     # No base model of Mllama's text part can be made from its config.
