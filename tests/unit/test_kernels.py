@@ -4,18 +4,10 @@ import pytest
 import torch
 
 from normscope.maths import kernels
+from tests.accelerator import explicit, memory_efficient
 
 F64 = torch.float64
 SCALE = 0.3
-
-
-def explicit(query, key, value, mask, causal, scale):
-    scores = query.double() @ key.double().transpose(-1, -2) * scale
-    if mask is not None:
-        scores = scores + mask.double()
-    if causal:
-        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
-    return (scores.softmax(-1) @ value.double()).to(query.dtype), scores.logsumexp(-1).to(query.dtype)
 
 
 def as_if_contiguous(mask):
@@ -62,19 +54,6 @@ def test_a_kernel_is_not_trusted_if_anything_is_wrong(kernel_of_cpu, wrong):
     heads = torch.zeros(1, 1, 1, 4, dtype=torch.float32)
     kernel_of_cpu(WRONG[wrong])
     assert kernels.kernel_for(heads, heads) is None
-
-
-def memory_efficient(query, key, value, bias, with_normaliser, dropout, causal, *, scale):
-    """torch's kernel: it wants heads and rows of a mask that begin at multiples of eight numbers, and pads its normaliser."""
-    assert with_normaliser is True
-    assert dropout == 0
-    for tensor in (query, key, value, *([] if bias is None else [bias])):
-        assert tensor.stride(-1) == 1
-        assert not any(stride % 8 for stride in tensor.stride()[:-1])
-    assert not any(tensor.shape[-1] % 8 for tensor in (query, key, value))
-    assert bias is None or bias.shape == (*query.shape[:3], key.shape[2])
-    output, normaliser = explicit(query, key, value, bias, causal, scale)
-    return output, torch.nn.functional.pad(normaliser, (0, 5), value=torch.nan), torch.zeros(()), torch.zeros(())
 
 
 @pytest.mark.parametrize("width", [8, 12])
