@@ -124,6 +124,34 @@ def test_each_row_of_a_step_is_written_and_replaces_what_the_step_found_before(m
     assert not (tmp_path / "gpu.csv").exists(), "no GPU has been used"
 
 
+def test_the_page_of_costs_shows_what_a_gpu_did_or_that_none_has_been_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(measurements, "MEASURED", tmp_path)
+    assert measurements.TABLES["gpu"]().startswith("No GPU has been measured yet.")
+    size = {"shape": "BERT-base", "device": "cuda", "dtype": "bfloat16", "sequences": 512, "length": 128, "layers": 12}
+    memory = {"memory_ratio": 1.5, "pass_ratio": 2.0, "mebibytes": 3072, "note": ""}
+    lost = "it failed: OutOfMemoryError: CUDA out of memory. Tried to allocate"
+    found = {
+        "right": [{"way": "40 tests on gpu", "seconds": 30.5, "note": ""}],
+        "fast": [
+            size | {"way": BARE, "time_ratio": 1.0, "seconds": 0.05, "tokens_per_second": 1_310_720, "note": ""},
+            size | {"way": gpu.WAYS[-1], "note": lost},
+        ],
+        "memory": [size | {"way": BARE} | memory],
+        "command": [
+            {"shape": "MiniLM", "way": "normscope", "time_ratio": 1.25, "tokens_per_second": 90_000, "note": ""}
+        ],
+    }
+    monkeypatch.setattr(gpu, "card", lambda: "a card, driver 1, CUDA 2")
+    for step, rows in found.items():
+        gpu.keep(tmp_path, "cuda", step, rows)
+    page = measurements.TABLES["gpu"]()
+    assert "| BERT-base | bfloat16 | 12 | 512 × 128 | bare | 1.00 | 1,310,720 | 1.50 | 3.0 |  |" in page
+    assert "| BERT-base | bfloat16 | 12 | 512 × 128 | all five | – | – | – | – | out of memory |" in page
+    assert "`normscope` (MiniLM, the sample corpus) analyses 90,000 tokens/s, and takes 1.25 times as long" in page
+    assert "Tests that compare the GPU with the CPU: 40 passed." in page
+    assert page.endswith("Measured on: a card, driver 1, CUDA 2.")
+
+
 def test_answers_are_attributed_beside_a_pass_over_prompt_and_answer():
     length = PROMPT + 4
     scenario = Scenario("tiny Llama", 1, length, (BARE, ANSWER, ANSWER_THROUGH), layers=1, memory=False)
