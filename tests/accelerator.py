@@ -1,8 +1,8 @@
 """A simulated accelerator: tensors that claim to be on a device of their own, and are computed on the CPU.
 
-It refuses what CUDA refuses: tensors of two devices in one operation, a CPU's generator, NumPy. Under `no_waiting`, it also
-refuses what CUDA refuses under `torch.cuda.set_sync_debug_mode("error")`: operations whose result the host has to wait for.
-So tests of what runs on a GPU run on every machine, with real numbers.
+It refuses what CUDA refuses: tensors of two devices in one operation, a CPU's generator, NumPy, products of integers. Under
+`no_waiting`, it also refuses what CUDA refuses under `torch.cuda.set_sync_debug_mode("error")`: operations whose result the
+host has to wait for. So tests of what runs on a GPU run on every machine, with real numbers.
 """
 
 import contextlib
@@ -18,10 +18,11 @@ aten = torch.ops.aten
 NAME = "simulated"
 
 _COPIES = {aten._to_copy, aten.to, aten.copy_}  # in inference mode, `to` is not taken apart
-_READS = {aten._local_scalar_dense, aten.equal, aten.is_nonzero}
-"""Operations that give the host a number of a tensor."""
-_OF_UNKNOWN_SIZE = {aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.bincount}
-"""Operations whose result has as many elements as the values say."""
+_UNTAGGED = {aten.is_nonzero, aten.nonzero_numpy, aten.where.default}
+"""Operations that wait because they are made of others that do; torch tags those that are not."""
+_WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.mv, aten.dot, aten.matmul, aten.linear, aten.einsum}
+"""Operations that CUDA has for no integers."""
 _INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 """Operations whose indices may be in CPU memory."""
 
@@ -118,8 +119,9 @@ def _run(function: Any, *args: Any, **kwargs: Any) -> Any:
     if function.overloadpacket in _COPIES:
         return _copied(function, *args, **kwargs)
     _refuse_other_devices(function, args, kwargs)
+    _refuse_products_of_integers(function, args)
     if _waits_are_errors:
-        _refuse_waiting(function, args)
+        _refuse_waiting(function, args, kwargs)
     if function.overloadpacket is aten._scaled_dot_product_efficient_attention:
         function_of_device = memory_efficient
     else:
@@ -163,9 +165,12 @@ def _refuse_other_devices(function: Any, args: Any, kwargs: Any) -> None:
             raise RuntimeError(f"expected a generator of the device, got one of the {value.device} in {function}")
 
 
-def _refuse_waiting(function: Any, args: Any) -> None:
+def _refuse_waiting(function: Any, args: Any, kwargs: Any) -> None:
     packet = function.overloadpacket
-    waits = packet in _READS | _OF_UNKNOWN_SIZE or (packet is aten.repeat_interleave and len(args) < 3)
+    waits = not _WAITING.isdisjoint(function.tags) or not _UNTAGGED.isdisjoint({packet, function})
+    if packet is aten.repeat_interleave:
+        given = _by_name(function, args) | kwargs
+        waits = isinstance(given["repeats"], Tensor) and given.get("output_size") is None
     if packet in _INDEXING:
         waits = any(
             index.dtype in (torch.bool, torch.uint8) or (not isinstance(index, OnDevice) and index.ndim > 0)
@@ -174,6 +179,13 @@ def _refuse_waiting(function: Any, args: Any) -> None:
         )
     if waits:
         raise RuntimeError(f"called a synchronizing operation: {function}")
+
+
+def _refuse_products_of_integers(function: Any, args: Any) -> None:
+    if function.overloadpacket in _PRODUCTS:
+        kinds = {value.dtype for value in tree_leaves(args) if isinstance(value, Tensor)}
+        if not all(kind.is_floating_point or kind.is_complex for kind in kinds):
+            raise NotImplementedError(f"{function} not implemented for {kinds}")
 
 
 def _held(value: Any) -> Any:
@@ -215,7 +227,7 @@ def memory_efficient(query, key, value, bias, with_normaliser, dropout=0.0, caus
     assert dropout == 0
     for tensor in (query, key, value, *([] if bias is None else [bias])):
         assert tensor.stride(-1) == 1
-        assert not any(stride % 8 for stride in tensor.stride()[:-1])
+        assert not any(stride % 8 for stride in (tensor.storage_offset(), *tensor.stride()[:-1]))
     assert not any(tensor.shape[-1] % 8 for tensor in (query, key, value))
     assert bias is None or bias.shape == (*query.shape[:3], key.shape[2])
     output, normaliser = explicit(query, key, value, bias, causal, scale)

@@ -57,16 +57,17 @@ def test_a_kernel_is_not_trusted_if_anything_is_wrong(kernel_of_cpu, wrong):
 
 
 @pytest.mark.parametrize("width", [8, 12])
-@pytest.mark.parametrize("masked", ["no mask", "keys", "keys of an even number", "pairs"])
+@pytest.mark.parametrize("masked", ["no mask", "keys", "keys of an even number", "keys from the third on", "pairs"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_kernel_of_cuda_is_given_aligned_heads_and_masks(monkeypatch, width, masked, causal):
     monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_efficient_attention", memory_efficient)
-    keys = 48 if "even" in masked else 41
+    keys = 48 if "even" in masked or "third" in masked else 41
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, 3, n, width, dtype=F64, generator=generator) for n in (37, keys, keys))
     mask = None
     if masked != "no mask":
-        mask = torch.randn(2, 1, 37 if masked == "pairs" else 1, keys, dtype=F64, generator=generator)
+        mask = torch.randn(2, 1, 37 if masked == "pairs" else 1, keys + 8, dtype=F64, generator=generator)
+        mask = mask[..., 2:-6] if "third" in masked else mask[..., :keys].contiguous()
     output, normaliser = kernels._cuda(query, key, value, mask, causal, SCALE)
     for found, expected in zip((output, normaliser), explicit(query, key, value, mask, causal, SCALE), strict=True):
         torch.testing.assert_close(found, expected)
