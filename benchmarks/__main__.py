@@ -1,7 +1,8 @@
 """`make bench`: time and memory relative to the bare forward pass; measuring.py explains the method.
 
-Measures shapes (models and analyses), lengths, the shapes on CUDA if available, and whole commands by phase; `--only` selects
-some of them. Other tools (`--only peers`) run in a separate environment. Writes tables and figures that name the machine.
+Measures shapes (models and analyses), lengths, and whole commands by phase; `--only` selects some of them. Other tools
+(`--only peers`) run in a separate environment. What is measured on a GPU (`--only cuda`) has steps, which
+`benchmarks/gpu.sh` runs with a time limit each. Writes tables and figures that name the machine.
 """
 
 import argparse
@@ -9,21 +10,21 @@ import json
 import time
 from pathlib import Path
 
-import torch
-
-from benchmarks import commands, peers
+from benchmarks import commands, gpu, peers
 from benchmarks.measuring import measured, resident
 from benchmarks.results import machine, show, write
 from benchmarks.scenarios import SUITES, Scenario, prepare
 
-COMMANDS, PEERS = "commands", "peers"
+COMMANDS, PEERS, CUDA = "commands", "peers", "cuda"
 
 
 def _arguments() -> argparse.Namespace:
     """What was asked for on the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="passes per measurement (default 5)")
-    parser.add_argument("--only", nargs="+", choices=[*SUITES, COMMANDS, PEERS], help="measure only these")
+    parser.add_argument("--only", nargs="+", choices=[*SUITES, COMMANDS, PEERS, CUDA], help="measure only these")
+    parser.add_argument("--steps", nargs="+", choices=gpu.STEPS, default=list(gpu.STEPS), help="steps of cuda (all)")
+    parser.add_argument("--device", choices=gpu.TABLES, default=gpu.GPU, help="where cuda runs; cpu tries it, small")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="output folder")
     parser.add_argument("--memory-of", nargs=2, metavar=("SCENARIO", "WAY"), help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -36,8 +37,14 @@ def main() -> None:
         scenario, way = arguments.memory_of
         print(json.dumps(resident(prepare(Scenario.unpacked(scenario))[way])))
         return
+    suites = arguments.only or [*SUITES, COMMANDS]
+    if CUDA in suites and not gpu.measure(arguments.steps, arguments.device, arguments.out, arguments.repeats):
+        raise SystemExit(1)
+    others = [suite for suite in suites if suite != CUDA]
+    if not others:
+        return
     print(machine())
-    for suite in arguments.only or [*SUITES, COMMANDS]:
+    for suite in others:
         _measure(suite, arguments.repeats, arguments.out)
     print(
         "time_ratio: median over paired passes. The bare pass includes the last feed-forward network; unless feedforward is\n"
@@ -47,8 +54,6 @@ def main() -> None:
 
 def _measure(suite: str, repeats: int, folder: Path) -> None:
     """Measure a suite, and print and write each part as soon as it is known, so that none is lost."""
-    if suite == "cuda" and not torch.cuda.is_available():
-        print("cuda: torch finds no such device, so nothing is measured")
     rows: list[dict[str, object]] = []
     if suite in SUITES:
         for scenario in SUITES[suite]():

@@ -56,7 +56,7 @@ def measured_commands(repeats: int) -> Iterator[dict[str, object]]:
             corpus.write_text("".join(examples(size)))
             settings = [*_model(shape, Path(folder)), "device=cpu", "dataset=text", f"dataset.path={corpus}"]
             for way in WAYS:
-                runs = [_measured(way, settings, Path(folder)) for _ in range(repeats)]
+                runs = [measured_command(way, settings, Path(folder)) for _ in range(repeats)]
                 yield {"shape": shape, "examples": size, "way": way} | medians(runs)
 
 
@@ -100,15 +100,21 @@ def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     }
 
 
-def _measured(way: str, settings: Sequence[str], folder: Path) -> dict[str, float]:
-    """Seconds of a command, of its phases, and of the bare pass before it."""
+def measured_command(way: str, settings: Sequence[str], folder: Path) -> dict[str, float]:
+    """Seconds of a command (`whole`), of its phases, and of the bare pass before it (`bare`); and its number of `tokens`.
+
+    Args:
+        way: Names of analyses joined by +.
+        settings: Further arguments of the command.
+        folder: Where it writes.
+    """
     with tempfile.TemporaryDirectory(dir=folder) as own:
         bare, run = Path(own, "bare.json"), Path(own, "run")
         _timed("-m", "benchmarks.commands", str(bare), *settings, f"output_dir={own}/bare")
         analyses = f"analysis=[{way.replace('+', ',')}]"
         whole = _timed("run.py", analyses, *settings, "tracking=disabled", f"output_dir={run}")
-        phases = json.loads((run / "results.json").read_text())["facts"]["phases"]
-        return {"whole": whole, "bare": json.loads(bare.read_text())} | phases
+        facts = json.loads((run / "results.json").read_text())["facts"]
+        return {"whole": whole, "bare": json.loads(bare.read_text()), "tokens": facts["tokens"]} | facts["phases"]
 
 
 def _timed(*command: str) -> float:
@@ -129,6 +135,8 @@ def _bare(run: "Run", file: Path) -> NoReturn:
     with torch.inference_mode(), run.stream.ahead_of(model.device):
         for batch, _ in run.stream:
             model.model(**batch.to(model.device).model_inputs())
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
     file.write_text(json.dumps(time.monotonic() - started))
     raise SystemExit(0)
 

@@ -12,7 +12,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +41,27 @@ def measured(scenario: Scenario, repeats: int) -> list[dict[str, object]]:
         if scenario.memory:
             with _noted(notes, way, "memory"):
                 memory[way] = _memory_of(scenario, way)
+    return _rows(scenario, seconds, ratios, memory, notes)
+
+
+def measured_memory(scenario: Scenario) -> list[dict[str, object]]:
+    """One row per alternative of a scenario, without times: a pass to warm up and another are enough."""
+    memory, notes = dict[str, Memory](), dict[str, str]()
+    prepared = prepare(scenario) if scenario.device == "cuda" else {}
+    for way in scenario.ways:
+        with _noted(notes, way, "memory"):
+            memory[way] = _allocated(prepared[way]) if prepared else _memory_of(scenario, way)
+    return _rows(scenario, {}, {}, memory, notes)
+
+
+def _rows(
+    scenario: Scenario,
+    seconds: Mapping[str, float],
+    ratios: Mapping[str, float],
+    memory: Mapping[str, Memory],
+    notes: Mapping[str, str],
+) -> list[dict[str, object]]:
+    """What has been measured of the alternatives; what has not is left out."""
     bare = memory.get(BARE)
     about = {
         "shape": scenario.shape,
@@ -112,19 +133,21 @@ def times(scenario: Scenario, repeats: int) -> tuple[dict[str, float], dict[str,
 
 
 def _memory_of(scenario: Scenario, way: str) -> Memory:
-    if scenario.device == "cuda":
-        forward = prepare(scenario)[way]
-        forward()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        forward()
-        peak = torch.cuda.max_memory_allocated()
-        return Memory(peak, max(1, peak - before))
     command = [sys.executable, "-m", "benchmarks", "--memory-of", scenario.packed(), way]
     # Make glibc return freed memory at once; otherwise some stays resident and hides the peak.
     environment = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
     output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
     return Memory(*json.loads(output.splitlines()[-1]))
+
+
+def _allocated(forward: Callable[[], None]) -> Memory:
+    """Peak of what torch has allocated on a GPU, and during a second pass above what was allocated before it."""
+    forward()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    forward()
+    peak = torch.cuda.max_memory_allocated()
+    return Memory(peak, max(1, peak - before))
 
 
 def resident(forward: Callable[[], None]) -> Memory:

@@ -19,7 +19,10 @@ from normscope.analyses.base import Analysis, AnalysisContext
 from normscope.analyses.frequency import FREQUENCIES
 from normscope.analyses.registry import analyses
 from normscope.api.attention_values import attention
+from normscope.api.attributed_scores import attribute
+from normscope.api.models import wrap
 from normscope.api.recording import record_attention
+from normscope.api.targets import Answer
 from normscope.attribution.methods import MapMethod
 from normscope.attribution.model_maps import model_maps
 from normscope.attribution.passes import held_pass
@@ -76,6 +79,17 @@ SHAPES: dict[str, PretrainedConfig] = {
         use_cache=False,
     ),
     "ModernBERT-base": ModernBertConfig(),
+    "Llama-3.2-1B": LlamaConfig(
+        vocab_size=128256,
+        hidden_size=2048,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        intermediate_size=8192,
+        max_position_embeddings=131072,
+        tie_word_embeddings=True,
+        use_cache=False,
+    ),
     "Llama-3.1-8B": LlamaConfig(
         vocab_size=128256,
         hidden_size=4096,
@@ -97,6 +111,10 @@ EAGER = "output_attentions"
 LAST_ROW = "rows of the last token"
 BLOCKS = "sums of 64 × 64 regions"
 RECORDED = "generation, recorded"
+PROMPT = 100
+"""Number of tokens before an answer that is attributed."""
+ANSWER = f"attribution of what follows {PROMPT} tokens"
+ANSWER_THROUGH = f"{ANSWER}, weights followed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +127,7 @@ class Scenario:
     ways: tuple[str, ...]
     """`bare`, `straightforward`, `attribution of a scalar`, `value zeroing`, `similarity` of each sequence with itself,
     attention in eager mode, of the last token or between regions, a generation that is recorded (the bare pass is then one that
-    is not), or names of analyses joined by +."""
+    is not), the attribution of an answer, with attention weights held or followed, or names of analyses joined by +."""
     device: str = "cpu"
     dtype: str = "float32"
     layers: int | None = None
@@ -162,57 +180,12 @@ def attention_lengths() -> Iterator[Scenario]:
     yield Scenario("Llama, 8 heads", 1, 512, (BARE, RECORDED))
 
 
-def large_language_model(layers: int | None = None) -> Scenario:
-    """Llama-3.1-8B's shape, with all that is measured of it.
-
-    Args:
-        layers: Number of layers, if not all.
-    """
-    ways = (BARE, "mixing", "norms", "sinks", "mixing+norms+sinks", "feedforward")
-    return Scenario("Llama-3.1-8B", 4, 4096, ways, device="cuda", dtype="bfloat16", layers=layers)
-
-
-def cuda() -> Iterator[Scenario]:
-    """Shapes on an accelerator, with batches that fill it; empty if there is none."""
-    if torch.cuda.is_available():
-        layers = layers_that_fit(SHAPES["Llama-3.1-8B"], torch.cuda.mem_get_info()[0])
-        yield large_language_model(layers)
-        for shape in ("BERT-base", "BERT-large"):
-            for dtype in ("float32", "bfloat16"):
-                for sequences, length in ((256, 128), (64, 512)):
-                    ways = (BARE, "mixing", "norms", EVERYTHING)
-                    yield Scenario(shape, sequences, length, ways, device="cuda", dtype=dtype)
-        for length in (2048, 8192):
-            yield Scenario("BERT-base, 3", 1, length, (BARE, "mixing", "norms", ALL_FOUR), device="cuda")
-
-
-def layers_that_fit(config: PretrainedConfig, free: int, tokens: int = 4 * 4096) -> int:
-    """Number of layers of a Llama shape in bfloat16 whose weights fit into some memory, with what one layer needs for a batch.
-
-    Args:
-        config: The shape.
-        free: Bytes of free memory.
-        tokens: Tokens of the batch.
-
-    Returns:
-        At least 1, at most the shape's own number.
-    """
-    model, network = config.hidden_size, config.intermediate_size
-    width = model // config.num_attention_heads * config.num_key_value_heads
-    attention = 2 * model * model + 2 * model * width
-    # The observed weights of attention in float32, with a key and a value for each head, are kept beside the model's own.
-    layer = 2 * (attention + 3 * model * network) + 4 * 4 * model * model
-    # The network's vectors in float32, and a dozen tensors of the size of the hidden vectors.
-    batch = 4 * tokens * (3 * network + 12 * model)
-    return max(1, min(config.num_hidden_layers, (free - batch - 2 * config.vocab_size * model) // layer))
-
-
 SUITES: dict[str, Callable[[], Iterator[Scenario]]] = {
     "shapes": shapes,
     "lengths": lengths,
     "attention": attention_lengths,
-    "cuda": cuda,
 }
+"""What is measured on the CPU; `gpu.py` has what is measured on a GPU."""
 
 
 def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
@@ -222,10 +195,11 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
     config.num_hidden_layers = scenario.layers or config.num_hidden_layers
     # Positions that a shape does not have change neither time nor memory of what is computed.
     config.max_position_embeddings = max(config.max_position_embeddings, scenario.length)
-    with torch.device(scenario.device):  # large models are made where they run
-        model = AutoModel.from_config(config, dtype=getattr(torch, scenario.dtype)).eval().requires_grad_(False)
     if RECORDED in scenario.ways:
         return _generations(config, scenario.length)
+    if not {ANSWER, ANSWER_THROUGH}.isdisjoint(scenario.ways):
+        return _answers(config, scenario)
+    model = _model(AutoModel, config, scenario)
     # A single text of a causal model has no padding, and so no mask, which would cost the bare pass its fastest kernel.
     padded = {LAST_ROW, BLOCKS, EAGER}.isdisjoint(scenario.ways)
     batch = random_batch((scenario.sequences, scenario.length), model.config.vocab_size, padded=padded).to(model.device)
@@ -280,6 +254,34 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         BLOCKS: attended(regions, regions),
     }
     return {way: ways.get(way) or analysed(re.split(r"\+|, ", way)) for way in scenario.ways}
+
+
+def _model(kind: type[AutoModel | AutoModelForCausalLM], config: PretrainedConfig, scenario: Scenario) -> Any:
+    """A model with random weights, made where it runs, since the CPU takes long to make a large one."""
+    with torch.device(scenario.device):
+        return kind.from_config(config, dtype=getattr(torch, scenario.dtype)).eval().requires_grad_(False)
+
+
+def _answers(config: PretrainedConfig, scenario: Scenario) -> dict[str, Callable[[], None]]:
+    """A pass over a prompt and an answer with the model's head, and attributions of the answer's logits."""
+    model = _model(AutoModelForCausalLM, config, scenario)
+    loaded = wrap(model)
+    ids = torch.randint(3, config.vocab_size, (1, scenario.length))
+    inputs = {"input_ids": ids.to(model.device)}
+    prompt, answer = ids[0, :PROMPT].tolist(), ids[0, PROMPT:].tolist()
+
+    def bare() -> None:
+        with torch.inference_mode():
+            model(**inputs)
+
+    def attributed(weights: str) -> Callable[[], None]:
+        def run() -> None:
+            attribute(loaded, prompt, Answer(answer), attention=weights)
+
+        return run
+
+    ways = {BARE: bare, ANSWER: attributed("held"), ANSWER_THROUGH: attributed("through")}
+    return {way: ways[way] for way in scenario.ways}
 
 
 _NEW = 200

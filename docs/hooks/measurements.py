@@ -141,6 +141,67 @@ def _commands() -> str:
     return table(header, rows) + (picture if (ROOT / "docs" / "images" / "commands.png").exists() else "")
 
 
+def _gpu() -> str:
+    """What has been measured on a GPU: shapes with time and memory, the tests, and a command; or that nothing has."""
+    if not (MEASURED / "gpu.csv").exists():
+        return "No GPU has been measured yet. `bash benchmarks/gpu.sh` does so in at most six minutes."
+    rows = _rows("gpu")
+    peaks = {_scenario(row): row for row in rows if row["step"] == "memory"}
+    lines = []
+    for row in rows:
+        if row["step"] == "fast":
+            time = "–" if row["time_ratio"] == "" else f"{row['time_ratio']:.2f}"
+            speed = "–" if row["tokens_per_second"] == "" else f"{row['tokens_per_second']:,.0f}"
+            lines.append(
+                (*_scenario(row)[:-1], _way(row), time, speed, *_peak(peaks.get(_scenario(row), row)), _failure(row))
+            )
+    header = (
+        "shape",
+        "dtype",
+        "layers",
+        "batch",
+        "measured",
+        "time / bare",
+        "tokens/s",
+        "memory / bare",
+        "peak GiB",
+        "",
+    )
+    parts = [table(header, lines)] if lines else []
+    for row in rows:
+        if row["step"] == "command":
+            parts.append(
+                f"`{row['way']}` ({row['shape']}, the sample corpus) analyses {row['tokens_per_second']:,.0f} tokens/s, and "
+                f"takes {row['time_ratio']:.2f} times as long as the untouched model on the same batches."
+            )
+        if row["step"] == "right":
+            parts.append(
+                f"Tests that compare the GPU with the CPU: {row['note'] or row['way'].partition(' ')[0] + ' passed'}."
+            )
+    return "\n\n".join([*parts, f"Measured on: {_machine('gpu')}."])
+
+
+def _scenario(row: dict[str, Any]) -> tuple[str, ...]:
+    """What rows of the same scenario and way share, in words."""
+    numbers = {name: f"{row[name]:,.0f}" for name in ("layers", "sequences", "length")}
+    return row["shape"], row["dtype"], numbers["layers"], f"{numbers['sequences']} × {numbers['length']}", row["way"]
+
+
+def _way(row: dict[str, Any]) -> str:
+    return WAYS.get(row["way"], row["way"])
+
+
+def _peak(row: dict[str, Any]) -> tuple[str, str]:
+    """Peak memory relative to the bare pass, and in GiB."""
+    ratio, peak = row.get("memory_ratio", ""), row.get("mebibytes", "")
+    return "–" if ratio == "" else f"{ratio:.2f}", "–" if peak == "" else f"{peak / 1024:.1f}"
+
+
+def _failure(row: dict[str, Any]) -> str:
+    """Why there is no time."""
+    return "out of memory" if "out of memory" in row["note"].lower() else row["note"]
+
+
 def _peers() -> str:
     """One row per task and tool."""
     rows = _rows("peers")
@@ -177,6 +238,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "recording": _recording,
     "commands": _commands,
     "peers": _peers,
+    "gpu": _gpu,
 }
 """The table of each marker."""
 

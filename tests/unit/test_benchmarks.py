@@ -1,27 +1,24 @@
-"""The benchmark of large language models on CUDA, tried without one; and that of commands, without new processes."""
+"""The benchmark of a GPU, tried without one; and that of commands, without new processes."""
 
-import dataclasses
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
 
 import pandas as pd
 import pytest
+from transformers import AutoTokenizer
 
-from benchmarks import commands, measuring
+from benchmarks import commands, gpu, measuring
 from benchmarks.__main__ import main as benchmark
 from benchmarks.measuring import measured
-from benchmarks.scenarios import (
-    BARE,
-    SHAPES,
-    SUITES,
-    Scenario,
-    large_language_model,
-    layers_that_fit,
-)
+from benchmarks.scenarios import ANSWER, ANSWER_THROUGH, BARE, PROMPT, SHAPES, Scenario
 from docs.hooks import measurements
 from normscope import cli
+from normscope.errors import InputError
+from tests.end_to_end.shell import ROOT
 
 GIBIBYTE = 2**30
 
@@ -60,32 +57,132 @@ def test_what_fails_is_named_and_loses_nothing_else(monkeypatch):
         measured(scenario, repeats=1)
 
 
-def test_the_shape_is_llamas_and_the_batch_that_of_the_target():
-    scenario = large_language_model(20)
-    assert (scenario.sequences, scenario.length, scenario.dtype, scenario.layers) == (4, 4096, "bfloat16", 20)
-    config = SHAPES[scenario.shape]
+@pytest.mark.parametrize(("shape", "parameters"), [("Llama-3.1-8B", 8_030_261_248), ("Llama-3.2-1B", 1_235_814_400)])
+def test_shapes_are_those_of_the_models(shape, parameters):
+    config = SHAPES[shape]
     head_dim = config.hidden_size // config.num_attention_heads
     attention = config.hidden_size * head_dim * (2 * config.num_attention_heads + 2 * config.num_key_value_heads)
     layer = attention + 3 * config.hidden_size * config.intermediate_size + 2 * config.hidden_size
-    total = config.num_hidden_layers * layer + 2 * config.vocab_size * config.hidden_size + config.hidden_size
-    assert total == 8_030_261_248  # the parameters of Llama-3.1-8B, with its head
+    tables = 1 if config.tie_word_embeddings else 2
+    outside = tables * config.vocab_size * config.hidden_size + config.hidden_size
+    assert config.num_hidden_layers * layer + outside == parameters  # with its head
 
 
-@pytest.mark.parametrize(("free", "layers"), [(141, 32), (0, 1)])
+@pytest.mark.parametrize(("free", "layers"), [(141, 32), (79, 32), (0, 1)])
 def test_fewer_layers_are_measured_if_memory_lacks(free, layers):
-    assert layers_that_fit(SHAPES["Llama-3.1-8B"], free * GIBIBYTE) == layers
+    assert gpu.layers_that_fit(SHAPES["Llama-3.1-8B"], free * GIBIBYTE) == layers
 
 
 def test_more_memory_takes_more_layers():
-    fitting = [layers_that_fit(SHAPES["Llama-3.1-8B"], free * GIBIBYTE) for free in (16, 24, 40, 80)]
+    fitting = [gpu.layers_that_fit(SHAPES["Llama-3.1-8B"], free * GIBIBYTE) for free in (16, 24, 40, 80)]
     assert fitting == sorted(fitting)
     assert 1 <= fitting[0] < fitting[2] <= 32
 
 
-def test_without_cuda_its_suite_is_empty(monkeypatch):
+def test_a_gpu_is_filled_with_every_shape_in_both_dtypes_at_three_lengths(monkeypatch):
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (79 * GIBIBYTE, 80 * GIBIBYTE))
+    found = list(gpu.scenarios("cuda"))
+    analysed = [scenario for scenario in found if scenario.ways == gpu.WAYS]
+    assert {(each.shape, each.dtype, each.length) for each in analysed} == {
+        (shape, dtype, length)
+        for shape in ("BERT-base", "Llama-3.2-1B", "Llama-3.1-8B")
+        for dtype in ("bfloat16", "float32")
+        for length in (128, 512, 4096)
+    }
+    assert all(each.sequences * each.length >= 4096 for each in analysed)
+    assert len(gpu.WAYS[-1].split("+")) == 5
+    others = [scenario for scenario in found if scenario.ways != gpu.WAYS]
+    assert {each.length for each in others} == {600, 2100, 5100, 32768}
+    assert {each.shape for each in others} == {"Llama-3.1-8B"}
+    assert {each.device for each in found} == {"cuda"}
+
+
+def test_without_a_gpu_none_is_measured(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert not list(SUITES["cuda"]())
-    assert dataclasses.replace(large_language_model(), memory=False).packed()
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--only", "cuda", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="1"):
+        benchmark()
+    assert "no such device" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_each_row_of_a_step_is_written_and_replaces_what_the_step_found_before(monkeypatch, tmp_path):
+    def cut(_device, _repeats):
+        yield {"way": "one", "seconds": 1.0, "note": ""}
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(gpu.STEPS, "fast", lambda _device, _repeats: iter([{"way": "two", "note": "2 failed"}]))
+    assert not gpu.measure(["fast"], "cpu", tmp_path, 1)
+    monkeypatch.setitem(gpu.STEPS, "right", cut)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            gpu.measure(["right"], "cpu", tmp_path, 1)
+    monkeypatch.setitem(gpu.STEPS, "fast", lambda *_: iter([{"way": "three", "note": "it failed: CUDA out of memory"}]))
+    assert gpu.measure(["fast"], "cpu", tmp_path, 1)
+    table = pd.read_csv(tmp_path / "gpu_rehearsal.csv")
+    assert table[["step", "way"]].to_numpy().tolist() == [["right", "one"], ["fast", "three"]]
+    assert not (tmp_path / "gpu.csv").exists(), "no GPU has been used"
+
+
+def test_the_page_of_costs_shows_what_a_gpu_did_or_that_none_has_been_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(measurements, "MEASURED", tmp_path)
+    assert measurements.TABLES["gpu"]().startswith("No GPU has been measured yet.")
+    size = {"shape": "BERT-base", "device": "cuda", "dtype": "bfloat16", "sequences": 512, "length": 128, "layers": 12}
+    memory = {"memory_ratio": 1.5, "pass_ratio": 2.0, "mebibytes": 3072, "note": ""}
+    lost = "it failed: OutOfMemoryError: CUDA out of memory. Tried to allocate"
+    found = {
+        "right": [{"way": "40 tests on gpu", "seconds": 30.5, "note": ""}],
+        "fast": [
+            size | {"way": BARE, "time_ratio": 1.0, "seconds": 0.05, "tokens_per_second": 1_310_720, "note": ""},
+            size | {"way": gpu.WAYS[-1], "note": lost},
+        ],
+        "memory": [size | {"way": BARE} | memory],
+        "command": [
+            {"shape": "MiniLM", "way": "normscope", "time_ratio": 1.25, "tokens_per_second": 90_000, "note": ""}
+        ],
+    }
+    monkeypatch.setattr(gpu, "card", lambda: "a card, driver 1, CUDA 2")
+    for step, rows in found.items():
+        gpu.keep(tmp_path, "cuda", step, rows)
+    page = measurements.TABLES["gpu"]()
+    assert "| BERT-base | bfloat16 | 12 | 512 × 128 | bare | 1.00 | 1,310,720 | 1.50 | 3.0 |  |" in page
+    assert "| BERT-base | bfloat16 | 12 | 512 × 128 | all five | – | – | – | – | out of memory |" in page
+    assert "`normscope` (MiniLM, the sample corpus) analyses 90,000 tokens/s, and takes 1.25 times as long" in page
+    assert "Tests that compare the GPU with the CPU: 40 passed." in page
+    assert page.endswith("Measured on: a card, driver 1, CUDA 2.")
+
+
+def test_answers_are_attributed_beside_a_pass_over_prompt_and_answer():
+    length = PROMPT + 4
+    scenario = Scenario("tiny Llama", 1, length, (BARE, ANSWER, ANSWER_THROUGH), layers=1, memory=False)
+    rows = {row["way"]: row for row in measured(scenario, repeats=1)}
+    assert {way: row["note"] for way, row in rows.items()} == {BARE: "", ANSWER: "", ANSWER_THROUGH: ""}
+    assert all(row["length"] == length and row["seconds"] > 0 for row in rows.values())
+
+
+def test_the_command_has_random_weights_where_the_default_model_is_missing(monkeypatch, tmp_path):
+    def missing():
+        raise InputError("there is none")
+
+    monkeypatch.setattr(gpu, "default_model", missing)
+    shape, settings = gpu._model(tmp_path)
+    assert shape == "MiniLM, random weights"
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer.tokenize("The river, [SEP] qqqq") == ["The", "river", ",", "[SEP]", "[UNK]"]
+    assert tokenizer("the river")["input_ids"][0] == tokenizer.cls_token_id
+    assert f"model.name={tmp_path / 'model'}" in settings
+
+
+@pytest.mark.slow
+def test_the_script_runs_everything_small_on_a_cpu(tmp_path):
+    environment = os.environ | {"DEVICE": "cpu", "OUT": str(tmp_path), "PYTHON": sys.executable}
+    done = subprocess.run(["bash", "benchmarks/gpu.sh"], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = pd.read_csv(tmp_path / "gpu_rehearsal.csv").fillna({"note": ""})
+    assert list(table["step"].unique()) == list(gpu.STEPS)
+    assert (table["note"] == "").all()
+    assert not table["machine"].str.contains("CUDA").any()
+    assert [path.name for path in tmp_path.iterdir()] == ["gpu_rehearsal.csv"]
 
 
 @pytest.mark.slow

@@ -4,18 +4,10 @@ import pytest
 import torch
 
 from normscope.maths import kernels
+from tests.accelerator import explicit, memory_efficient
 
 F64 = torch.float64
 SCALE = 0.3
-
-
-def explicit(query, key, value, mask, causal, scale):
-    scores = query.double() @ key.double().transpose(-1, -2) * scale
-    if mask is not None:
-        scores = scores + mask.double()
-    if causal:
-        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
-    return (scores.softmax(-1) @ value.double()).to(query.dtype), scores.logsumexp(-1).to(query.dtype)
 
 
 def as_if_contiguous(mask):
@@ -64,30 +56,18 @@ def test_a_kernel_is_not_trusted_if_anything_is_wrong(kernel_of_cpu, wrong):
     assert kernels.kernel_for(heads, heads) is None
 
 
-def memory_efficient(query, key, value, bias, with_normaliser, dropout, causal, *, scale):
-    """torch's kernel: it wants heads and rows of a mask that begin at multiples of eight numbers, and pads its normaliser."""
-    assert with_normaliser is True
-    assert dropout == 0
-    for tensor in (query, key, value, *([] if bias is None else [bias])):
-        assert tensor.stride(-1) == 1
-        assert not any(stride % 8 for stride in tensor.stride()[:-1])
-    assert not any(tensor.shape[-1] % 8 for tensor in (query, key, value))
-    assert bias is None or bias.shape == (*query.shape[:3], key.shape[2])
-    output, normaliser = explicit(query, key, value, bias, causal, scale)
-    return output, torch.nn.functional.pad(normaliser, (0, 5), value=torch.nan), torch.zeros(()), torch.zeros(())
-
-
 @pytest.mark.parametrize("width", [8, 12])
-@pytest.mark.parametrize("masked", ["no mask", "keys", "keys of an even number", "pairs"])
+@pytest.mark.parametrize("masked", ["no mask", "keys", "keys of an even number", "keys from the third on", "pairs"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_kernel_of_cuda_is_given_aligned_heads_and_masks(monkeypatch, width, masked, causal):
     monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_efficient_attention", memory_efficient)
-    keys = 48 if "even" in masked else 41
+    keys = 48 if "even" in masked or "third" in masked else 41
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, 3, n, width, dtype=F64, generator=generator) for n in (37, keys, keys))
     mask = None
     if masked != "no mask":
-        mask = torch.randn(2, 1, 37 if masked == "pairs" else 1, keys, dtype=F64, generator=generator)
+        mask = torch.randn(2, 1, 37 if masked == "pairs" else 1, keys + 8, dtype=F64, generator=generator)
+        mask = mask[..., 2:-6] if "third" in masked else mask[..., :keys].contiguous()
     output, normaliser = kernels._cuda(query, key, value, mask, causal, SCALE)
     for found, expected in zip((output, normaliser), explicit(query, key, value, mask, causal, SCALE), strict=True):
         torch.testing.assert_close(found, expected)

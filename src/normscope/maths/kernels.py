@@ -58,7 +58,8 @@ def _cuda(
 
 def _filled_up(tensor: Tensor) -> Tensor:
     """The tensor itself if its rows are aligned as the kernel requires, else a padded copy."""
-    if tensor.stride(-1) == 1 and not any(n % _ALIGNMENT for n in (tensor.shape[-1], *tensor.stride()[:-1])):
+    aligned = (tensor.shape[-1], tensor.storage_offset(), *tensor.stride()[:-1])
+    if tensor.stride(-1) == 1 and not any(number % _ALIGNMENT for number in aligned):
         return tensor
     return torch.nn.functional.pad(tensor, (0, -tensor.shape[-1] % _ALIGNMENT)).contiguous()
 

@@ -20,7 +20,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.device.type != "cpu":
         return tensor.to(device)
     if device.type == "cuda":
-        tensor = tensor.pin_memory()
+        tensor = tensor.contiguous().pin_memory()  # an expanded tensor cannot be pinned
     return tensor.to(device, non_blocking=True)
 
 
