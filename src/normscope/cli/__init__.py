@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -473,6 +474,8 @@ def _register() -> None:
         store.store(group="analysis", name=info.name, node={info.name: {"enabled": True}})
 
 
+# Hydra 1.4 and OmegaConf 2.4 warn of what 1.3 and 2.3 require.
+warnings.filterwarnings("ignore", r"\s*(The version_base parameter|register_new_resolver\(\)) is deprecated")
 _register()
 OmegaConf.register_new_resolver("thousands", _thousands, replace=True)
 OmegaConf.register_new_resolver("sweep_folder", _sweep_folder, replace=True)
