@@ -168,7 +168,7 @@ def _how_to_continue() -> str:
 
     if not (run / CHECKPOINT).exists():
         return ""
-    return f"; to continue: {program()} {shell_word(f'resume={run}')}"
+    return f"; to continue: {' '.join([program(), *map(shell_word, [*_sweep.own, f'resume={run}'])])}"
 
 
 def _as_input_error(error: Exception, overrides: Sequence[str]) -> InputError | None:
@@ -204,6 +204,7 @@ def job(config: DictConfig) -> dict[str, float]:
         SCHEMA.check(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
         key, earlier = earlier_run(config, sweeping)
         options = _options(config, overrides, key, earlier)
+        _sweep.own = [text for text in overrides if SCHEMA.is_own(text.partition("=")[0].lstrip("+"))]
         before = metrics_of(earlier) if earlier is not None and key == "reproduce" else None
         if sweeping and options.tracking.group is None:
             group = _job_folder(hydra).parent.name[:NAME_LENGTH]

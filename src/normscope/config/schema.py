@@ -5,7 +5,7 @@ import difflib
 import enum
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from omegaconf import MISSING
@@ -16,7 +16,7 @@ from normscope.errors import InputError
 
 INCIDENTAL = (
     *("resume", "reproduce"),
-    *("output_dir", "verbosity", "tracking", "report", "figures", "checkpoint", "recipe"),
+    *("output_dir", "verbosity", "tracking", "report", "figures", "checkpoint", "recipe", "live"),
 )
 """Keys that no number depends on: where results go, and how they are shown. Only they may change when a run is resumed or
 reproduced, and they do not distinguish runs."""
@@ -235,3 +235,13 @@ class Schema:
     def keys_that_run_code(self) -> Mapping[str, Any]:
         """The default of every key that lets third-party code run, those of plug-ins included; see `RUNS_CODE`."""
         return {name: key.default for name, key in self.keys.items() if key.runs_code}
+
+    @property
+    def own_keys(self) -> Sequence[str]:
+        """The keys that decide where data go or which files are read, those of plug-ins included; see `OWN`."""
+        return [name for name, key in self.keys.items() if key.own]
+
+    def is_own(self, name: str) -> bool:
+        """Whether a key, or the group of a preset, is one of them or has none but them."""
+        below = [key.own for key_name, key in self.keys.items() if f"{key_name}.".startswith(f"{name}.")]
+        return all(below) and (bool(below) or any(f"{name}.".startswith(f"{own}.") for own in self.own_keys))
