@@ -105,7 +105,7 @@ def test_a_run_reads_no_file_outside_its_folder(capsys, monkeypatch, strangers_r
         "link": ({"kind": "text", "path": str(link)}, f"dataset.path={link}"),
         "categories": (
             {"categories": {"diary": f"file:{secret}"}},
-            f"'dataset.categories={{diary:\"file:{secret}\"}}'",
+            f"+dataset.categories.diary=file:{secret}",
         ),
     }[kind]
     folder = strangers_run(dataset=values)
@@ -118,7 +118,7 @@ def test_a_run_reads_no_file_outside_its_folder(capsys, monkeypatch, strangers_r
         word = f"dataset.path={secret}" if kind == "text" else typed.strip("'")
         outcome = run_here(capsys, monkeypatch, f"reproduce={folder}", word, f"output_dir={tmp_path / 'again'}")
         assert "outside its folder" not in outcome.err
-        assert (tmp_path / "again/config.yaml").exists()
+        assert (tmp_path / "again/config.yaml").exists(), outcome.err
 
 
 def test_a_file_in_the_folder_may_be_read(capsys, monkeypatch, strangers_run, tmp_path):

@@ -122,14 +122,16 @@ class AttributionAnalysis(Analysis):
         self._attributed.run(texts)
 
     def token_maps(
-        self, _runner: InterventionRunner, batch: Batch
+        self, runner: InterventionRunner, batch: Batch
     ) -> Mapping[str, Float[np.ndarray, "layer query key"]]:
         """The maps from the input up to each layer, by every method that has maps; without the bias."""
-        if self._attributed is None:  # maps of translations also have the source's tokens as columns
+        # Maps of translations also have the source's tokens as columns.
+        if self._pairs is not None and self.options.target is not ReadoutTarget.answer:
             return {}
+        attributed = self._attributed or SampleAttribution(runner, self.context, self.options)
         return {
             str(method): np.stack([between_tokens(maps.cumulative[layer - 1]) for layer in self.context.layers])
-            for method, maps in self._attributed.maps(batch).items()
+            for method, maps in attributed.maps(batch).items()
             if maps.cumulative is not None
         }
 

@@ -57,6 +57,9 @@ _CONFIG = "config"
 _FOREIGN = ("SOURCE_DATE_EPOCH", "MPLBACKEND")
 """Variables that libraries parse when they are imported, maybe after the last batch. No file has a date, no figure a window."""
 
+_OF_ONE_RUN = ("WANDB_RUN_ID", "WANDB_RESUME")
+"""Variables that name one run of W&B. The jobs of a sweep are several."""
+
 _COMPOSING = ("hydra", "omegaconf", "antlr4")
 """Packages that handle nothing but a user's overrides: these cause whatever they raise."""
 
@@ -200,6 +203,8 @@ def job(config: DictConfig) -> dict[str, float]:
     sweeping = hydra.mode is RunMode.MULTIRUN
     if sweeping:
         _sweep.choose(_job_folder(hydra).parent)  # the user may have set hydra.sweep.dir
+        for name in _OF_ONE_RUN:
+            os.environ.pop(name, None)
     try:
         SCHEMA.check(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
         key, earlier = earlier_run(config, sweeping)

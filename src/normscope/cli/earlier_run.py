@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from normscope.cli.command_line import override
-from normscope.config.schema import INCIDENTAL, difference, lasting, plain
+from normscope.config.schema import INCIDENTAL, difference, flat, lasting, plain
 from normscope.errors import InputError, one_line
 from normscope.reporting.options import TrackingOptions, Verbosity
 from normscope.reporting.tracking import with_environment
@@ -116,9 +116,9 @@ def _keep_own(saved: DictConfig, config: DictConfig, folder: Path, key: str) -> 
             continue
         if group in INCIDENTAL:
             OmegaConf.update(saved, name, now, merge=False)
-            wanted += [override(name, before)] if before and before != settled.get(last) else []
+            wanted += _typed(name, before) if before and before != settled.get(last) else []
         elif _is_outside(before, folder):
-            read.append(override(name, before))
+            read += _typed(name, before)
     if read:
         files = " ".join(read)
         raise InputError(f"{key}={folder}: that run read {files}, outside its folder; if it is to be read here, add {files}")
@@ -126,6 +126,13 @@ def _keep_own(saved: DictConfig, config: DictConfig, folder: Path, key: str) -> 
         log.warning(
             "%s=%s: your own settings decide where data go; to do as that run did, add %s", key, folder, " ".join(wanted)
         )
+
+
+def _typed(name: str, value: Any) -> list[str]:
+    """What gives a key a value, as words for a shell."""
+    if isinstance(value, Mapping) and SCHEMA.is_free_form(name):
+        return [override(f"+{key}", each) for key, each in flat(value, f"{name}.").items()]
+    return [override(name, value)]
 
 
 def _is_outside(value: Any, folder: Path) -> bool:
