@@ -150,7 +150,9 @@ def wide_folder(tokenizer, tmp_path_factory):
 
 
 @pytest.mark.spread(1)
-@pytest.mark.parametrize(("size", "dense"), [(128, False), (99, False), (100, True), (256, True), (384, False), (1, True)])
+@pytest.mark.parametrize(
+    ("size", "dense"), [(128, False), (99, False), (100, True), (256, True), (384, False), (1, True)]
+)
 def test_embeddings_are_truncated_to_any_size(wide_folder, size, dense):
     torch.manual_seed(0)
     transformer = Transformer(str(wide_folder))

@@ -80,7 +80,12 @@ def test_a_run_does_not_decide_where_results_go(caplog, capsys, monkeypatch, str
     wanted = "tracking.mode=online tracking.project=theirs tracking.entity=stranger"
     assert line.endswith(f"to do as that run did, add {wanted} 'tracking.tags=[\"x\"]' live.host=0.0.0.0")
     written = yaml.safe_load(((folder if command == "resume" else tmp_path / "again") / "config.yaml").read_text())
-    assert written["tracking"] == {**dict.fromkeys(written["tracking"]), "mode": "disabled", "project": "mine", "tags": []}
+    assert written["tracking"] == {
+        **dict.fromkeys(written["tracking"]),
+        "mode": "disabled",
+        "project": "mine",
+        "tags": [],
+    }
     assert written["live"]["host"] == "127.0.0.1"
 
 

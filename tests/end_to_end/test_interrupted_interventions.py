@@ -27,7 +27,9 @@ def files(folder):
     """What a completed run has published, without its facts."""
     published = json.loads((folder / "results.json").read_text())
     del published["facts"]
-    tables = {path.name: path.read_bytes() for part in ("tables", "figures") for path in (folder / part).glob("*.parquet")}
+    tables = {
+        path.name: path.read_bytes() for part in ("tables", "figures") for path in (folder / part).glob("*.parquet")
+    }
     return published, tables | {"maps": (folder / "maps.parquet").read_bytes()}
 
 

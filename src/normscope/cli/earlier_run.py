@@ -121,10 +121,15 @@ def _keep_own(saved: DictConfig, config: DictConfig, folder: Path, key: str) -> 
             read += _typed(name, before)
     if read:
         files = " ".join(read)
-        raise InputError(f"{key}={folder}: that run read {files}, outside its folder; if it is to be read here, add {files}")
+        raise InputError(
+            f"{key}={folder}: that run read {files}, outside its folder; if it is to be read here, add {files}"
+        )
     if wanted and saved.verbosity is not Verbosity.quiet:
         log.warning(
-            "%s=%s: your own settings decide where data go; to do as that run did, add %s", key, folder, " ".join(wanted)
+            "%s=%s: your own settings decide where data go; to do as that run did, add %s",
+            key,
+            folder,
+            " ".join(wanted),
         )
 
 

@@ -54,8 +54,8 @@ RUNS_CODE: Any = Field(json_schema_extra={"runs_code": True})
 which may come from anyone, cannot set such a key; only the user can."""
 
 OWN: Any = Field(json_schema_extra={"own": True})
-"""Annotation of a field that decides where data go, or which files are read: `Annotated[Any, OWN]`. A `FilePath` has it already. The
-user's own setting holds, whatever the config of an earlier run says."""
+"""Annotation of a field that decides where data go, or which files are read: `Annotated[Any, OWN]`. A `FilePath` has it
+already. The user's own setting holds, whatever the config of an earlier run says."""
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes, on every file system in use
 

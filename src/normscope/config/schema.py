@@ -12,7 +12,7 @@ from omegaconf import MISSING
 from pydantic import ValidationError
 
 from normscope.config.keys import Key, adapter, keys_of, shown
-from normscope.errors import InputError
+from normscope.errors import InputError, printable
 
 INCIDENTAL = (
     *("resume", "reproduce"),
@@ -136,9 +136,11 @@ def _is_open(value: Any) -> bool:
 
 def _line(error: Mapping[str, Any], keys: Mapping[str, Key], values: Mapping[str, Any], prefix: str) -> str:
     """What pydantic found, in one line."""
-    if error["type"] in ("unexpected_keyword_argument", "invalid_key"):  # the latter is not even text
-        name = ".".join(map(str, error["loc"]))
-        return f"unknown key {prefix}{name}{suggestion(name, keys, prefix)}"
+    if (
+        error["type"] in ("unexpected_keyword_argument", "invalid_key") or not error["loc"]
+    ):  # the latter are not even text
+        name = ".".join(map(str, error["loc"])) or next(str(key) for key in values if key not in keys)
+        return f"unknown key {prefix}{printable(name, 300)}{suggestion(name, keys, prefix)}"
     if error["type"] == "missing":
         (name,) = error["loc"]
         return f"{prefix}{name}: expected {keys[name].expected}, got nothing"
