@@ -114,7 +114,9 @@ class AttributionAnalysis(Analysis):
             return
         self._attributed = SampleAttribution(runner, self.context, self.options)
         if self._pairs is not None:
-            found = [runner.answered(pair) for pair in self._pairs]
+            found = [
+                runner.answered(pair) for pair in runner.progress(self._pairs, len(self._pairs), "texts with answers")
+            ]
             texts = [answered for answered in found if answered is not None]
             self._left_out = len(found) - len(texts)
         else:

@@ -266,7 +266,7 @@ def quoted_override(typed: str) -> str | None:
     return next((shlex.quote(f"{key}={written}") for written, meant in wanted if _reads(key, written, meant)), None)
 
 
-def override(key: str, value: Any) -> str:
+def word_for(key: str, value: Any) -> str:
     """The word for a shell that gives a key a value; a mapping's entries are quoted for Hydra."""
     if isinstance(value, str):
         plain = _reads(key, value, value)

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from normscope.cli.command_line import override
+from normscope.cli.command_line import word_for
 from normscope.config.schema import INCIDENTAL, difference, flat, lasting, plain
 from normscope.errors import InputError, one_line
 from normscope.reporting.options import TrackingOptions, Verbosity
@@ -136,8 +136,8 @@ def _keep_own(saved: DictConfig, config: DictConfig, folder: Path, key: str) -> 
 def _typed(name: str, value: Any) -> list[str]:
     """What gives a key a value, as words for a shell."""
     if isinstance(value, Mapping) and SCHEMA.is_free_form(name):
-        return [override(f"+{key}", each) for key, each in flat(value, f"{name}.").items()]
-    return [override(name, value)]
+        return [word_for(f"+{key}", each) for key, each in flat(value, f"{name}.").items()]
+    return [word_for(name, value)]
 
 
 def _is_outside(value: Any, folder: Path) -> bool:

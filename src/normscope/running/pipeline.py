@@ -96,7 +96,7 @@ def run(
             if results is None:
                 return None
             result = _save(run, results)
-            publish(result, results, tracker, run.plan.look, report=options.report.enabled)
+            publish(result, results, tracker, run.plan.look, report=options.report.enabled, progress=phases.steps)
         phases.end()
         results.save_facts(dataclasses.replace(result, facts={**result.facts, **facts_of(run)}))
         print_results(result, results.path, report=options.report.enabled)
@@ -306,6 +306,7 @@ def _maps(run: Run) -> tuple[Sequence[TokenMap], Sequence[str]]:
         feed_forward=plan.maps_of_networks,
         added_maps=plan.added_maps,
         add=of_analyses,
+        progress=run.phases.steps,
     )
     if not_shown:
         say(f"token maps: {'; '.join(not_shown)}")
