@@ -33,7 +33,7 @@ test-lowest: $(LOWEST)/constraints.txt
 
 $(LOWEST)/constraints.txt: pyproject.toml
 	@mkdir -p $(LOWEST)
-	sed -nE 's/^    "([A-Za-z0-9-]+)(\[[a-z]+\])?>=([0-9.]+)[,"].*/\1==\3/p' $< | sort -u > $@
+	sed -nE 's/^    "([A-Za-z0-9-]+)(\[[a-z]+\])?>=([0-9.]+)[,;"].*/\1==\3/p' $< | sort -u > $@
 
 pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(ARGS)

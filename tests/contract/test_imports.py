@@ -137,6 +137,7 @@ ALLOWED = {
         "reporting.page.live_page",
         "results",
         "running.options",
+        "running.progress",
     },
     "__main__": {"cli"},
     "testing": {

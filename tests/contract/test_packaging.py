@@ -1,7 +1,9 @@
 """What the project installs, and what it says about itself, agree wherever they are written down."""
 
+import argparse
 import ast
 import importlib
+import importlib.metadata
 import os
 import re
 import shutil
@@ -9,26 +11,39 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+from hydra._internal.utils import get_args_parser
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import normscope
 from normscope import __version__
 from normscope.analyses.registry import analyses
 from normscope.distribution import VERSION
 from normscope.reporting.page.report import citations
+from normscope.reporting.viewing import command
 from tests.end_to_end.shell import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
 CONDA_NAMES = {"pytorch": "torch", "matplotlib-base": "matplotlib", "huggingface_hub": "huggingface-hub"}
 EXTRAS = {name: [*map(Requirement, lines)] for name, lines in PROJECT["optional-dependencies"].items()}
-DEPENDENCIES = [*map(Requirement, PROJECT["dependencies"])]
+NEXT_PYTHON = "3.14"
+"""The first Python that requires another version of a package; conda-forge does not have that version yet."""
+
+
+def _required(lines: Iterable[str], python: str = "3.11") -> list[Requirement]:
+    """The requirements that apply to a Python."""
+    found = map(Requirement, lines)
+    return [each for each in found if each.marker is None or each.marker.evaluate({"python_version": python})]
+
+
+DEPENDENCIES = _required(PROJECT["dependencies"])
 
 # What other libraries import for us (docs/development/dependencies.md has the reasons), and what is data or a command.
 NOT_IMPORTED = {"sacremoses", "sentencepiece"}
@@ -49,10 +64,10 @@ WITHOUT_DOI = {
 }
 
 
-def _pins() -> dict[str, str]:
+def _pins(python: str = "3.11") -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    return {canonicalize_name(name): version for name, version in pins.items()}
+    pins = _required([line for line in lines if line and not line.startswith("#")], python)
+    return {canonicalize_name(each.name): str(each.specifier).removeprefix("==") for each in pins}
 
 
 def _conda() -> Iterator[Requirement]:
@@ -73,6 +88,58 @@ def test_the_pinned_versions_are_those_that_conda_and_every_extra_allow():
         assert requirement.specifier.contains(pinned), f"{requirement}: constraints.txt has {pinned}"
 
 
+@pytest.mark.parametrize("python", ["3.11", "3.13", NEXT_PYTHON])
+def test_every_python_has_its_versions(python):
+    """Every package is required and pinned once for it, with a version that the requirement allows."""
+    required, pins = _required(PROJECT["dependencies"], python), _pins(python)
+    assert len({each.name for each in required}) == len(required) == len(DEPENDENCIES)
+    assert all(each.specifier.contains(pins[canonicalize_name(each.name)], prereleases=True) for each in required)
+    assert len({*_required((ROOT / "constraints.txt").read_text().splitlines()[1:], python)}) == len(pins)
+
+
+def test_the_help_texts_of_parsers_pass_the_check_of_the_next_python():
+    """From 3.14 on, `add_argument` expands every text at once, and takes texts alone.
+
+    Hydra's own parser fails it before 1.4, so the requirement must not allow such a version there.
+    """
+    wrong = []
+    for action in get_args_parser()._actions:
+        try:
+            if action.help and "%" in action.help:
+                argparse.HelpFormatter("normscope")._expand_help(action)
+        except (ValueError, TypeError, KeyError):
+            wrong.append(action.dest)
+    assert wrong in ([], ["shell_completion"])
+    (hydra,) = [each for each in _required(PROJECT["dependencies"], NEXT_PYTHON) if each.name == "hydra-core"]
+    installed = Version(importlib.metadata.version("hydra-core"))
+    if wrong and installed.release < (1, 4):  # later ones switch the check off, where there is one
+        assert not hydra.specifier.contains(installed, prereleases=True)
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    assert {"3.11", NEXT_PYTHON} <= {*workflow["jobs"]["tests"]["strategy"]["matrix"]["python"]}
+
+
+@pytest.mark.parametrize("words", [["page", "--help"], ["compare", "--help"]])
+def test_our_own_parsers_pass_the_check_of_the_next_python(words, monkeypatch):
+    added, checked = argparse.ArgumentParser._add_action, []
+
+    def checking(parser, action):
+        assert not action.help or "%" not in action.help or parser._get_formatter()._expand_help(action)
+        checked.append(action)
+        return added(parser, action)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "_add_action", checking)
+    with pytest.raises(SystemExit):
+        command(words, "normscope")
+    assert len(checked) > 1
+
+
+def test_what_builds_leave_behind_is_ignored():
+    """A wheel leaves copies of the source, which would be linted and checked for types."""
+    ignored = {*(ROOT / ".gitignore").read_text().split()}
+    assert {"/build/", "/dist/", "*.egg-info/", "/site/"} <= ignored
+    assert {"build", "dist", "site"} <= {*(ROOT / ".dockerignore").read_text().split()}
+
+
 def test_every_dependency_has_a_reason():
     reasons = (ROOT / "docs/development/dependencies.md").read_text()
     assert not [each.name for each in DEPENDENCIES if f"`{each.name}`" not in reasons]
@@ -85,7 +152,7 @@ def test_the_conda_environment_is_whole():
         "pip installs the package with its dependencies: syntok, and the model"
     )
     bounds = {requirement.name: requirement.specifier for requirement in _conda()}
-    assert bounds.pop("python") == PROJECT["requires-python"]
+    assert bounds.pop("python") == f"{PROJECT['requires-python']},<{NEXT_PYTHON}"
     del bounds["pip"]
     assert bounds == {each.name: each.specifier for each in DEPENDENCIES if each.name != "syntok"}
 
@@ -93,7 +160,7 @@ def test_the_conda_environment_is_whole():
 def test_the_conda_recipe_is_that_of_this_version():
     recipe = yaml.safe_load((ROOT / "packaging/conda/recipe.yaml").read_text())
     assert recipe["context"]["version"] == VERSION
-    needed = [f"python {PROJECT['requires-python']}", "regex"]  # which syntok needs
+    needed = [f"python {PROJECT['requires-python']},<{NEXT_PYTHON}", "regex"]  # which syntok needs
     names = {torch: conda for conda, torch in CONDA_NAMES.items()}
     needed += [f"{names.get(each.name, each.name)} {each.specifier}" for each in DEPENDENCIES if each.name != "syntok"]
     assert sorted(recipe["requirements"]["run"]) == sorted(needed)

@@ -139,6 +139,33 @@ def test_the_parts_add_up_to_the_similarity_of_the_library(folders, family, kind
     assert abs(attributed.remainder) < 1e-6 * (abs(attributed.scores).sum() + abs(attributed.bias))
 
 
+@pytest.fixture(scope="module")
+def wide_folder(tokenizer, tmp_path_factory):
+    """A tiny BERT with vectors as wide as published ones."""
+    place = tmp_path_factory.mktemp("wide")
+    sizes = {"vocab_size": len(tokenizer), "pad_token_id": 0, "hidden_size": 384}
+    tiny_model(FAMILY_CONFIGS["bert"] | sizes, torch.float32).save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+@pytest.mark.spread(1)
+@pytest.mark.parametrize(
+    ("size", "dense"), [(128, False), (99, False), (100, True), (256, True), (384, False), (1, True)]
+)
+def test_embeddings_are_truncated_to_any_size(wide_folder, size, dense):
+    torch.manual_seed(0)
+    transformer = Transformer(str(wide_folder))
+    modules = [transformer, Pooling(384, pooling_mode="mean")]
+    modules += [Dense(384, 300, activation_function=nn.Tanh())] if dense else []
+    similarity = {"similarity_fn_name": "dot"} if size == 1 else {}
+    encoder = SentenceTransformer(modules=modules, device="cpu", truncate_dim=size, **similarity).eval().double()
+    expected = float(encoder.similarity(*encoder.encode([A, B], convert_to_tensor=True))[0, 0])
+    found = normscope.similarity(normscope.wrap(encoder), A, B)
+    assert found.value == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert found.matrix.sum() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
 def _behind(module):
     """An embedder with a module after pooling."""
     parts = _parts(_Module(type(module).__name__, {}, module.state_dict, module), "x", PLACE)

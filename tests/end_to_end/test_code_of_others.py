@@ -1,4 +1,4 @@
-"""Runs of others: their configs do not let code run, unless the user says so again."""
+"""Runs of others: their configs let no code run, read no files and send nothing anywhere, unless the user says so again."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from normscope.analyses.info import AnalysisConfig
-from normscope.config.rules import RUNS_CODE
+from normscope.config.rules import OWN, RUNS_CODE, FilePath
 from normscope.config.schema import Schema
 from normscope.running.options import SCHEMA
 from tests.end_to_end.disturbed import SMALL
@@ -27,6 +27,111 @@ def test_these_keys_let_code_run():
         harmless: int = 1
 
     assert Schema(OfPlugIn).keys_that_run_code == {"script": ""}
+
+
+def test_these_keys_are_the_users_own():
+    own = SCHEMA.own_keys
+    assert {"dataset.path", "dataset.pair_path", "dataset.categories", "analysis.frequency.source"} <= {*own}
+    assert {"analysis.alignment.gold.path", "analysis.alignment.baselines", "live.host"} <= {*own}
+    assert {key for key in SCHEMA.keys if key.startswith("tracking.")} <= {*own}
+    assert not {"model.name", "seed", "layers", "report.text"} & {*own}
+
+    @dataclasses.dataclass
+    class OfPlugIn(AnalysisConfig):
+        words: FilePath | None = None
+        server: Annotated[str, OWN] = "here"
+        harmless: int = 1
+
+    assert Schema(OfPlugIn).own_keys == ["words", "server"]
+
+
+@pytest.fixture
+def strangers_run(runs, tmp_path):
+    """A function that changes the config of a copy of a run, and returns the copy."""
+    folder = tmp_path / "theirs"
+    shutil.copytree(runs / "whole", folder)
+
+    def changed(**sections):
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        for section, values in sections.items():
+            config[section] |= values
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        return folder
+
+    return changed
+
+
+THEIRS = {"mode": "online", "entity": "stranger", "project": "theirs", "tags": ["x"]}
+
+
+@pytest.mark.parametrize("command", ["reproduce", "resume"])
+@pytest.mark.spread(1)
+def test_a_run_does_not_decide_where_results_go(caplog, capsys, monkeypatch, strangers_run, tmp_path, command):
+    folder = strangers_run(tracking=THEIRS, live={"host": "0.0.0.0"})
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    given = [f"reproduce={folder}", f"output_dir={tmp_path / 'again'}"]
+    if command == "resume":
+        (folder / "results.json").unlink()
+        given = [f"resume={folder}"]
+    outcome = run_here(capsys, monkeypatch, *given)
+    assert outcome.status == 0, outcome.err
+    (line,) = [line for line in caplog.messages if "your own settings" in line]
+    wanted = "tracking.mode=online tracking.project=theirs tracking.entity=stranger"
+    assert line.endswith(f"to do as that run did, add {wanted} 'tracking.tags=[\"x\"]' live.host=0.0.0.0")
+    written = yaml.safe_load(((folder if command == "resume" else tmp_path / "again") / "config.yaml").read_text())
+    assert written["tracking"] == {
+        **dict.fromkeys(written["tracking"]),
+        "mode": "disabled",
+        "project": "mine",
+        "tags": [],
+    }
+    assert written["live"]["host"] == "127.0.0.1"
+
+
+def test_what_the_user_types_again_holds_and_is_not_mentioned(caplog, capsys, monkeypatch, strangers_run, tmp_path):
+    folder = strangers_run(tracking={"mode": "offline", "project": "theirs"})
+    given = [f"reproduce={folder}", f"output_dir={tmp_path / 'again'}", "tracking=disabled", "tracking.project=theirs"]
+    outcome = run_here(capsys, monkeypatch, *given)
+    assert (outcome.status, "your own settings" in caplog.text) == (0, False), outcome.err
+    tracking = yaml.safe_load((tmp_path / "again/config.yaml").read_text())["tracking"]
+    assert (tracking["mode"], tracking["project"]) == ("disabled", "theirs")
+
+
+@pytest.mark.parametrize("kind", ["text", "categories", "pattern", "link"])
+def test_a_run_reads_no_file_outside_its_folder(capsys, monkeypatch, strangers_run, tmp_path, kind):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("My diary.\nIt is private.\n")
+    link = tmp_path / "theirs/link.txt"
+    link.symlink_to(secret)
+    values, typed = {
+        "text": ({"kind": "text", "path": str(secret)}, f"dataset.path={secret}"),
+        "pattern": ({"kind": "text", "path": f"{tmp_path}/s*.txt"}, f"'dataset.path={tmp_path}/s*.txt'"),
+        "link": ({"kind": "text", "path": str(link)}, f"dataset.path={link}"),
+        "categories": (
+            {"categories": {"diary": f"file:{secret}"}},
+            f"+dataset.categories.diary=file:{secret}",
+        ),
+    }[kind]
+    folder = strangers_run(dataset=values)
+    outcome = run_here(capsys, monkeypatch, f"reproduce={folder}", f"output_dir={tmp_path / 'again'}")
+    assert outcome.status == 2
+    read = f"that run read {typed}, outside its folder; if it is to be read here, add {typed}"
+    assert outcome.err == f"normscope: reproduce={folder}: {read}\n"
+    assert not (tmp_path / "again").exists()
+    if kind in ("text", "categories"):  # the key is all that has to be added; the numbers are those of other texts
+        word = f"dataset.path={secret}" if kind == "text" else typed.strip("'")
+        outcome = run_here(capsys, monkeypatch, f"reproduce={folder}", word, f"output_dir={tmp_path / 'again'}")
+        assert "outside its folder" not in outcome.err
+        assert (tmp_path / "again/config.yaml").exists(), outcome.err
+
+
+def test_a_file_in_the_folder_may_be_read(capsys, monkeypatch, strangers_run, tmp_path):
+    folder = strangers_run(dataset={"kind": "text", "path": str(tmp_path / "theirs/corpus.txt")})
+    (folder / "corpus.txt").write_text("They gave us this text.\nAnd this one.\n")
+    outcome = run_here(capsys, monkeypatch, f"reproduce={folder}", f"output_dir={tmp_path / 'again'}")
+    assert "outside its folder" not in outcome.err
+    assert (tmp_path / "again/results.json").exists()
 
 
 @pytest.fixture(scope="module")

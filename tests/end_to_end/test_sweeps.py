@@ -89,6 +89,24 @@ def test_a_command_of_an_agent_runs(capsys, monkeypatch, tmp_path, saved_model, 
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_each_job_is_a_run_of_its_own(capsys, monkeypatch, tmp_path, saved_model):
+    """The environment may name one run of W&B, which the jobs would write over one another."""
+    monkeypatch.setenv("WANDB_RUN_ID", "mine")
+    monkeypatch.setenv("WANDB_RESUME", "must")
+    wandb.teardown()
+    small = [f"model.name={saved_model}", "dataset.limit=2", "device=cpu", "tracking=offline", "report.enabled=false"]
+    ran = run_here(capsys, monkeypatch, "-m", "seed=1,2", f"output_dir={tmp_path / 'sweep'}", *small)
+    wandb.teardown()
+    assert ran.status == 0, ran.err
+    runs = [run_of(tmp_path / "sweep" / job) for job in "01"]
+    assert len({"mine", *(run["id"] for run in runs)}) == 3
+    assert [run["config"]["seed"] for run in runs] == [1, 2]
+    assert [(tmp_path / "sweep" / job / "wandb/run_id").read_text() for job in "01"] == [run["id"] for run in runs]
+
+
+@pytest.mark.slow
 def test_the_command_of_a_job_runs_this_job_alone(capsys, monkeypatch, tmp_path, saved_model):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "sweep"

@@ -121,6 +121,28 @@ def test_functions_are_recognised():
     assert activation_of(lambda u: 1.01 * torch.relu(u), like) is None
 
 
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (2, 1, 3), (1, 99), (4, 100), (2, 5, 768)])
+def test_functions_are_recognised_whatever_the_width(shape):
+    like = torch.zeros(shape)
+    assert activation_of(nn.GELU(), like) is ACTIVATIONS["GELU"]
+    assert activation_of(nn.Identity(), like) is ACTIVATIONS["identity"]
+    assert activation_of(lambda u: u * torch.linspace(1, 2, shape[-1] + 1)[1:], like) is None
+    assert activation_of(lambda u: u[..., : max(1, shape[-1] - 1)] + (shape[-1] == 1), like) is None
+
+
+def test_what_is_cut_off_is_no_activation():
+    """The first 100 numbers, or more, of a wider vector."""
+    for kept in (99, 100, 128):
+        assert activation_of(lambda u, kept=kept: u[..., :kept], torch.zeros(2, 384)) is None
+
+
+def test_a_learned_slope_for_each_dimension_is_none_for_all():
+    prelu = nn.PReLU(128)
+    assert isinstance(activation_of(prelu, torch.zeros(5, 128)), LeakyRelu)  # all of them are 0.25
+    nn.init.uniform_(prelu.weight)
+    assert activation_of(prelu, torch.zeros(5, 128)) is None
+
+
 @pytest.mark.parametrize("scale", [0.5, 1.3, 2.0])
 def test_swish_is_recognised_with_any_factor(scale):
     """A learned β, as in Ramachandran et al. 2017 (arXiv:1710.05941): u σ(βu)."""

@@ -4,6 +4,8 @@ import gzip
 import itertools
 import json
 import os
+import resource
+import threading
 import time
 
 import numpy as np
@@ -11,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from normscope.data import hub
+from normscope.data import categories, hub, lines, text_files, token_frequencies
 from normscope.data.batching import batches
 from normscope.data.categories import TokenCategories
 from normscope.data.corpora import open_corpus
@@ -131,6 +133,55 @@ def test_invalid_bytes_are_located_by_line_and_byte(tmp_path):
     path.write_bytes(gzip.compress(b"one\n" * 1000)[:-10])
     with pytest.raises(InputError, match="not a whole gzip file"):
         read(path)
+
+
+def test_a_line_without_an_end_is_bounded(tmp_path, monkeypatch):
+    """The line of a gzip file of 70 KB has 70 MB; that of a sparse file takes no room on the disk."""
+    path = tmp_path / "corpus.txt.gz"
+    with gzip.open(path, "wb") as stream:
+        stream.write(b"one\n")
+        for _ in range(70):
+            stream.write(bytes(10**6))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match=r"corpus.txt.gz: line 2: expected at most 64 MiB, got more"):
+        read(path)
+    path = tmp_path / "sparse.txt"
+    with path.open("wb") as stream:
+        stream.truncate(2**40)
+    with pytest.raises(InputError, match=r"line 1: expected at most 64 MiB, got more"):
+        read(path)
+    with pytest.raises(InputError, match=r"key=file:.*sparse.txt: cannot be read: .*expected at most 64 MiB"):
+        categories._lines("key", str(path))
+    with pytest.raises(
+        InputError, match=r"key=.*sparse.txt: cannot be read: line 1: expected at most 64 MiB, got more"
+    ):
+        token_frequencies.read(path, 10, "key")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024  # KiB
+    with pytest.raises(InputError, match="key=file:nowhere: no such file"):
+        categories._lines("key", "nowhere")
+    path.write_bytes(b"\xef\xbb\xbfa\r\nb\n")
+    assert [word.strip() for word in categories._lines("key", str(path))] == ["a", "b", ""]
+    monkeypatch.setattr(lines, "_LONGEST_LINE", 4)
+    path.write_bytes(b"abc\nabcd")  # a line may be as long
+    assert [*lines.lines(path)] == ["abc\n", "abcd"]
+
+
+def test_a_long_search_for_files_is_announced(tmp_path, monkeypatch, caplog):
+    (tmp_path / "a.txt").touch()
+    slow = text_files.glob.glob
+    monkeypatch.setattr(text_files.glob, "glob", lambda *given, **more: time.sleep(0.3) or slow(*given, **more))
+    monkeypatch.setattr(text_files, "_SECONDS_SILENT", 0.1)
+    assert text_files.find_files(f"{tmp_path}/**/*.txt", "dataset.path") == [tmp_path / "a.txt"]
+    assert caplog.messages == [f"dataset.path={tmp_path}/**/*.txt: looking for files that match …"]
+    monkeypatch.setattr(text_files, "_SECONDS_SILENT", 60)
+    caplog.clear()
+    text_files.find_files(f"{tmp_path}/**/*.txt", "dataset.path")
+    assert not caplog.messages
+    assert not [
+        thread
+        for thread in threading.enumerate()
+        if isinstance(thread, threading.Timer) and not thread.finished.is_set()
+    ]
 
 
 def test_odd_lines_are_text_like_any_other(tmp_path, tokenizer):

@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from transformers import CONFIG_MAPPING, AutoModel
 
 from normscope.errors import InputError
 from normscope.models.load.loading import load
 from normscope.models.options import DeviceOptions, ModelOptions
+from normscope.models.stored import config_checks
+from normscope.models.stored.config_checks import check_config_file, check_supported
 from normscope.models.stored.embedder_files import embedder_of
+from normscope.models.stored.weight_checks import check_size
 
 SOURCE = Path(__file__).parents[2] / "src" / "normscope"
 
@@ -108,6 +112,39 @@ def test_configs_out_of_bounds_cost_nothing(folder, values):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(InputError):
         loaded(changed(folder, "config.json", **values))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024  # KiB
+
+
+def test_a_key_is_bounded_by_what_it_means(tmp_path):
+    """Gemma's `vocab_size_per_layer_input`, 262,144 by default, is no number of layers."""
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "hidden_size_per_layer_input": 1}
+    config = CONFIG_MAPPING["gemma4_text"](**sizes, **heads)
+    assert config.vocab_size_per_layer_input == 262_144
+    check_supported(config)
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    check_config_file(tmp_path, "name")
+    check_size(config, tmp_path, "name")
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "line"),
+    [
+        # Qwen's config lists the kind of each layer, GPT-2 has another name for their number.
+        ("qwen2", {"num_hidden_layers": 10**12}, "to 10,000 for num_hidden_layers, got"),
+        ("gpt2", {"n_layer": 10**12}, "to 10,000 for n_layer, got"),
+        ("llava", {"text_config": {"model_type": "gpt2", "n_layer": 10**12}}, "to 10,000 for n_layer, got"),
+        # No name that all families share.
+        ("bart", {"decoder_layers": 10**12, "d_model": 16, "decoder_ffn_dim": 4}, "at most 200,000 modules"),
+    ],
+)
+def test_what_is_repeated_too_often_is_refused_at_once(tmp_path, monkeypatch, family, values, line):
+    monkeypatch.setattr(config_checks.bounded_modules.__wrapped__, "__defaults__", (2000, config_checks._TOO_MANY))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family} | values))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match=line):
+        load(ModelOptions(name=str(tmp_path), random_init=True), CPU)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024  # KiB
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import urllib.request
 
 import pytest
 import torch
@@ -213,3 +214,27 @@ def test_a_fork_inside_a_call_of_ones_own_goes_on_with_it(model):
     assert ours.poll(_SECONDS), "hangs"
     assert ours.recv() == alone
     os.wait()
+
+
+def test_a_child_leaves_the_live_page_of_its_parent_alone(model):
+    """At its exit it would wait for threads that it does not have, and for a lock that nobody gives back."""
+    pytest.importorskip("uvicorn")
+    with normscope.explore(model, TEXT) as page:
+        inside, leave = threading.Event(), threading.Event()
+
+        def compute():
+            with page._session.engine._lock:
+                inside.set()
+                leave.wait(2 * _SECONDS)
+
+        thread = threading.Thread(target=compute)
+        thread.start()
+        assert inside.wait(_SECONDS)
+        try:
+            assert in_child(lambda: page.close() or repr(page)) == repr(page)
+        finally:
+            leave.set()
+            thread.join()
+        with urllib.request.urlopen(page.url.partition("#")[0]) as answer:
+            assert answer.status == 200
+    assert repr(page).endswith("closed)")

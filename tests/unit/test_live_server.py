@@ -421,6 +421,24 @@ def test_every_answer_says_what_a_browser_may_do(client, path, status):
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.parametrize("path", ["/answer", "/saved"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"part": "maps", "state": {"\ud800": "x", "text": "a"}},
+        {"part": "maps", "state": {"text": "\ud800"}},
+        {"part": "maps", "state": {"text": "a", "model": "\udfff"}},
+        {"\ud800": 1, "state": {"text": "\udc00"}},
+        ["\ud800"],
+    ],
+)
+def test_half_a_sign_is_refused_in_one_line(client, capsys, path, body):
+    answer = client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert len(answer.json()["error"].splitlines()) == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_a_bug_keeps_its_traceback_in_the_terminal_and_the_server_goes_on(client, session, capsys, monkeypatch):
     monkeypatch.setattr(session.answers, "maps", lambda *_: 1 / 0)
     answer = client.post("/answer", json={"part": "maps", "state": {"text": "zero"}})

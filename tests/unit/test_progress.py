@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from normscope.data.examples import CorpusCounts
+from normscope.models.sites.layer_hooks import check_cancelled
 from normscope.reporting.terminal import say, show
 from normscope.reporting.weights_and_biases import no_tracker
 from normscope.running.options import run_options
@@ -47,6 +48,34 @@ def test_rates_are_those_of_this_process():
     assert state.model_share == pytest.approx(0.95)
     assert state.seconds_left == 30
     assert state.sentence() == "200 of 500 examples, 1,234 tokens/s, 30 s left"
+
+
+def test_a_batch_that_runs_is_not_done_and_the_time_that_it_takes_counts():
+    """Examples are counted when their batch begins; of the last one, all of them would have been read."""
+    clock, counts = Clock(), CorpusCounts()
+    state = CorpusProgress(counts, 200, torch.device("cpu"), no_tracker(), clock)
+    with Phases([Phase.PASS]) as phases, state.shown(phases):
+        counts.used, counts.tokens, clock.now = 150, 1500, 10.0
+        assert (state.sentence(), state.seconds_left) == ("0 of 200 examples", None)
+        state.update()
+        assert state.sentence() == "150 of 200 examples, 150 tokens/s, 3.3 s left"
+        counts.used, counts.tokens, clock.now = 200, 2000, 30.0
+        assert state.sentence() == "150 of 200 examples, 150 tokens/s, 10 s left"
+        state.update()
+    assert state.sentence() == "200 of 200 examples, 67 tokens/s, 0.0 s left"
+
+
+def test_layers_are_counted_where_nobody_knows_how_many_there_are(capsys, monkeypatch):
+    monkeypatch.setattr("normscope.running.progress._SECONDS_BETWEEN_LINES", 0.0)
+    phases = Phases([Phase.MODEL, Phase.TEXT], shown=True)
+    phases.end()
+    phases.begin(Phase.TEXT)
+    with phases.layers():
+        check_cancelled()
+        check_cancelled()
+        phases.beat()
+    check_cancelled()
+    assert capsys.readouterr().err.splitlines() == ["text (2 of 2): 2 layers so far"]
 
 
 def test_nothing_is_promised_without_a_size_or_a_speed():

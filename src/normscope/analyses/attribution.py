@@ -114,7 +114,9 @@ class AttributionAnalysis(Analysis):
             return
         self._attributed = SampleAttribution(runner, self.context, self.options)
         if self._pairs is not None:
-            found = [runner.answered(pair) for pair in self._pairs]
+            found = [
+                runner.answered(pair) for pair in runner.progress(self._pairs, len(self._pairs), "texts with answers")
+            ]
             texts = [answered for answered in found if answered is not None]
             self._left_out = len(found) - len(texts)
         else:
@@ -122,14 +124,16 @@ class AttributionAnalysis(Analysis):
         self._attributed.run(texts)
 
     def token_maps(
-        self, _runner: InterventionRunner, batch: Batch
+        self, runner: InterventionRunner, batch: Batch
     ) -> Mapping[str, Float[np.ndarray, "layer query key"]]:
         """The maps from the input up to each layer, by every method that has maps; without the bias."""
-        if self._attributed is None:  # maps of translations also have the source's tokens as columns
+        # Maps of translations also have the source's tokens as columns.
+        if self._pairs is not None and self.options.target is not ReadoutTarget.answer:
             return {}
+        attributed = self._attributed or SampleAttribution(runner, self.context, self.options)
         return {
             str(method): np.stack([between_tokens(maps.cumulative[layer - 1]) for layer in self.context.layers])
-            for method, maps in self._attributed.maps(batch).items()
+            for method, maps in attributed.maps(batch).items()
             if maps.cumulative is not None
         }
 

@@ -264,7 +264,9 @@ class Analysis(abc.ABC):
     def token_maps(
         self, _runner: InterventionRunner, _batch: Batch
     ) -> Mapping[str, Float[np.ndarray, "layer query key"]]:
-        """Maps of a batch of one sequence for the report's explorer, of the chosen layers; called after `intervene`.
+        """Maps of a batch of one sequence for the report's explorer, of the chosen layers.
+
+        Called after `intervene`, or without it in a run that was resumed when its interventions were done.
 
         Returns:
             Maps by their names in the explorer's list of measures.

@@ -100,7 +100,8 @@ class ScoreAnalysis(Analysis):
         options = self.options
         sample = self._sample.compute().tensors
         if options.sequences is not None:
-            for batch in runner.batches(sample[: options.sequences]):
+            batches = runner.batches(sample[: options.sequences])
+            for batch in runner.progress(batches, len(batches), "contributions to scores"):
                 runner.observe(batch, lambda block, batch=batch: self._add(block, batch))  # type: ignore[misc]
         hidden = self._moments.compute()
         if hidden.outliers and options.interventions:

@@ -180,7 +180,7 @@ class PairMaps:
         if self._rows is None and not kept[0][0][1]:
             kept = kept[:PAIRS]
         drawn = {}
-        for about, kinds in kept:
+        for about, kinds in runner.progress(kept, len(kept), "maps of pairs"):
             row, document, length, *rest = about.tolist()
             texts = (kinds[:, :length], kinds[:, length:])
             sides = [_Side(*each) for each in zip(texts, rest[:2], rest[2:], strict=True)]

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -55,6 +56,9 @@ _CONFIG = "config"
 
 _FOREIGN = ("SOURCE_DATE_EPOCH", "MPLBACKEND")
 """Variables that libraries parse when they are imported, maybe after the last batch. No file has a date, no figure a window."""
+
+_OF_ONE_RUN = ("WANDB_RUN_ID", "WANDB_RESUME")
+"""Variables that name one run of W&B. The jobs of a sweep are several."""
 
 _COMPOSING = ("hydra", "omegaconf", "antlr4")
 """Packages that handle nothing but a user's overrides: these cause whatever they raise."""
@@ -167,7 +171,7 @@ def _how_to_continue() -> str:
 
     if not (run / CHECKPOINT).exists():
         return ""
-    return f"; to continue: {program()} {shell_word(f'resume={run}')}"
+    return f"; to continue: {' '.join([program(), *map(shell_word, [*_sweep.own, f'resume={run}'])])}"
 
 
 def _as_input_error(error: Exception, overrides: Sequence[str]) -> InputError | None:
@@ -199,10 +203,13 @@ def job(config: DictConfig) -> dict[str, float]:
     sweeping = hydra.mode is RunMode.MULTIRUN
     if sweeping:
         _sweep.choose(_job_folder(hydra).parent)  # the user may have set hydra.sweep.dir
+        for name in _OF_ONE_RUN:
+            os.environ.pop(name, None)
     try:
         SCHEMA.check(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
         key, earlier = earlier_run(config, sweeping)
         options = _options(config, overrides, key, earlier)
+        _sweep.own = [text for text in overrides if SCHEMA.is_own(text.partition("=")[0].lstrip("+"))]
         before = metrics_of(earlier) if earlier is not None and key == "reproduce" else None
         if sweeping and options.tracking.group is None:
             group = _job_folder(hydra).parent.name[:NAME_LENGTH]
@@ -473,6 +480,8 @@ def _register() -> None:
         store.store(group="analysis", name=info.name, node={info.name: {"enabled": True}})
 
 
+# Hydra 1.4 and OmegaConf 2.4 warn of what 1.3 and 2.3 require.
+warnings.filterwarnings("ignore", r"\s*(The version_base parameter|register_new_resolver\(\)) is deprecated")
 _register()
 OmegaConf.register_new_resolver("thousands", _thousands, replace=True)
 OmegaConf.register_new_resolver("sweep_folder", _sweep_folder, replace=True)

@@ -15,8 +15,10 @@ from hydra.core.override_parser.types import ChoiceSweep
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
+from normscope.config.keys import shown
 from normscope.config.training_step import checkpoints
 from normscope.errors import InputError, one_line
+from normscope.streams import shell_word
 from normscope.untrusted.plain_data import MIB, opened, read
 
 _CHECKPOINTS = "model.checkpoints="
@@ -262,6 +264,26 @@ def quoted_override(typed: str) -> str | None:
         wanted.append((f"[{','.join(map(_quoted, items))}]", items))
     wanted += [(_quoted(value), value), (_quoted(value.replace("${", r"\${")), value)]
     return next((shlex.quote(f"{key}={written}") for written, meant in wanted if _reads(key, written, meant)), None)
+
+
+def word_for(key: str, value: Any) -> str:
+    """The word for a shell that gives a key a value; a mapping's entries are quoted for Hydra."""
+    if isinstance(value, str):
+        plain = _reads(key, value, value)
+        return (None if plain else quoted_override(f"{key}={value}")) or shell_word(f"{key}={value}")
+    return shell_word(f"{key}={_written(value)}")
+
+
+def _written(value: Any) -> str:
+    """A value in Hydra's grammar."""
+    match value:
+        case dict():
+            return f"{{{','.join(f'{name}:{_written(each)}' for name, each in value.items())}}}"
+        case list():
+            return f"[{','.join(map(_written, value))}]"
+        case str():
+            return _quoted(value)
+    return shown(value)
 
 
 def _reads(key: str, written: str, meant: object) -> bool:

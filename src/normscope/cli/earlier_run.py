@@ -1,5 +1,6 @@
 """Runs that are resumed or reproduced: their configs come from their folders."""
 
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,17 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from normscope.config.schema import INCIDENTAL, difference, lasting
+from normscope.cli.command_line import word_for
+from normscope.config.schema import INCIDENTAL, difference, flat, lasting, plain
 from normscope.errors import InputError, one_line
+from normscope.reporting.options import TrackingOptions, Verbosity
+from normscope.reporting.tracking import with_environment
 from normscope.results.measures import metric_title
 from normscope.results.run_files import read_config, read_results
 from normscope.rounding import number
 from normscope.running.options import SCHEMA, RunOptions
+
+log = logging.getLogger(__name__)
 
 AGREEMENT = 1e-5
 """Relative difference up to which two numbers agree: float32 sums differ between thread counts and machines."""
@@ -52,7 +58,8 @@ def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: 
     """The options of the run in a folder, updated with what the user has typed besides `resume` or `reproduce`.
 
     Only keys that no number depends on (`INCIDENTAL`) may be typed with other values. Keys that let third-party code run
-    (`config.rules.RUNS_CODE`) take effect only if they are typed again.
+    (`config.rules.RUNS_CODE`) and paths outside the folder take effect only if they are typed again. Where data go is the
+    user's own setting (`config.rules.OWN`); what the run had is logged if it differs.
 
     Args:
         config: The composed config of this command.
@@ -60,19 +67,18 @@ def options_of(folder: Path, config: DictConfig, overrides: Sequence[str], key: 
         key: `resume` or `reproduce`, for messages.
 
     Raises:
-        InputError: If the folder holds no run, an override would change its numbers, or the run allows code to run that the
-            user does not allow; the message names the key.
+        InputError: If the folder holds no run, an override would change its numbers, or the run allows code to run or reads
+            files that the user does not name; the message names the key.
     """
     saved = _saved(folder, key)
     before = _lasting(saved)
     for override in overrides:
         for name in _keys_of(override, config):
-            typed = OmegaConf.select(config, name)
-            value = _plain(typed) if OmegaConf.is_config(typed) else typed
-            OmegaConf.update(saved, name, _without_interpolations(value), merge=True)
+            OmegaConf.update(saved, name, _without_interpolations(_value(config, name)), merge=True)
     if changed := difference(before, _lasting(saved), "in that run"):
         raise InputError(f"{key}={folder}: {changed}; leave it out, or start a new run")
     _refuse_code(saved, config, f"{key}={folder}")
+    _keep_own(saved, config, folder, key)
     options = OmegaConf.to_object(saved)
     assert isinstance(options, RunOptions)
     return options
@@ -91,6 +97,62 @@ def _refuse_code(saved: DictConfig, config: DictConfig, run: str) -> None:
             raise InputError(
                 f"{run}: that run had {setting}, which lets third-party code run here; if you trust that code, add {setting}"
             )
+
+
+def _keep_own(saved: DictConfig, config: DictConfig, folder: Path, key: str) -> None:
+    """Let the user's own settings decide where data go, and check that the run read no file that the user does not name.
+
+    Raises:
+        InputError: If it read one outside its folder.
+    """
+    tracking = OmegaConf.to_object(config.tracking)
+    assert isinstance(tracking, TrackingOptions)
+    settled = plain(with_environment(tracking, lambda _warning: None))
+    wanted, read = [], []
+    for name in SCHEMA.own_keys:
+        before, now = _value(saved, name), _value(config, name)
+        group, _, last = name.partition(".")
+        if before == now:
+            continue
+        if group in INCIDENTAL:
+            OmegaConf.update(saved, name, now, merge=False)
+            wanted += _typed(name, before) if before and before != settled.get(last) else []
+        elif _is_outside(before, folder):
+            read += _typed(name, before)
+    if read:
+        files = " ".join(read)
+        raise InputError(
+            f"{key}={folder}: that run read {files}, outside its folder; if it is to be read here, add {files}"
+        )
+    if wanted and saved.verbosity is not Verbosity.quiet:
+        log.warning(
+            "%s=%s: your own settings decide where data go; to do as that run did, add %s",
+            key,
+            folder,
+            " ".join(wanted),
+        )
+
+
+def _typed(name: str, value: Any) -> list[str]:
+    """What gives a key a value, as words for a shell."""
+    if isinstance(value, Mapping) and SCHEMA.is_free_form(name):
+        return [word_for(f"+{key}", each) for key, each in flat(value, f"{name}.").items()]
+    return [word_for(name, value)]
+
+
+def _is_outside(value: Any, folder: Path) -> bool:
+    """Whether a value, or an entry of a mapping, names something on this machine that is no file in a folder."""
+    if isinstance(value, Mapping):
+        return any(_is_outside(each, folder) for each in value.values())
+    if not isinstance(value, str) or value.startswith("re:"):
+        return False
+    try:
+        path = Path(value.removeprefix("file:")).expanduser()
+        whole = path.resolve()
+        inside = whole.is_file() and whole.is_relative_to(folder.resolve())
+        return not inside and (path.is_absolute() or path.exists() or bool(set("*?[") & set(value)))
+    except (OSError, ValueError, RuntimeError):  # no path, which its reader explains
+        return False
 
 
 def _saved(folder: Path, key: str) -> DictConfig:
@@ -152,6 +214,11 @@ def agreement(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[bo
         f"{number(differences[worst], digits=2)}, in {metric_title(worst)}: {number(before[worst], digits=9)} then, "
         f"{number(now[worst], digits=9)} now"
     )
+
+
+def _value(config: DictConfig, name: str) -> Any:
+    value = OmegaConf.select(config, name)
+    return _plain(value) if OmegaConf.is_config(value) else value
 
 
 def _plain(config: Any) -> Any:

@@ -35,6 +35,8 @@ class Sweep:
     """Whether to print nothing at the end but the folder."""
     run: Path | None = None
     """Folder of the last run of this process."""
+    own: Sequence[str] = ()
+    """What the user typed that a resumed run does not take from its folder."""
     completed: int | None = None
     """How many jobs have completed, in any process; None until somebody asks, after the last job."""
 

@@ -24,6 +24,8 @@ class Key:
     """In Markdown; empty if no docstring says it."""
     runs_code: bool
     """Whether it lets third-party code run; see `RUNS_CODE`."""
+    own: bool
+    """Whether it decides where data go, or which files are read; see `OWN`."""
 
     @property
     def shown_default(self) -> str:
@@ -58,8 +60,13 @@ def _keys(schema: Mapping[str, Any], named: Mapping[str, Any], section: Any, pre
         else:
             # A meaning that an enum has as well is written there alone.
             meaning = field.get("description") or ("$ref" in field and _of_name(field, named).get("description")) or ""
-            runs_code = field.get("runs_code", False)
-            yield Key(f"{prefix}{name}", _words(field, named), default, meaning, runs_code)
+            runs_code, own = (_marked(mark, field, schema) for mark in ("runs_code", "own"))
+            yield Key(f"{prefix}{name}", _words(field, named), default, meaning, runs_code, own)
+
+
+def _marked(mark: str, field: Mapping[str, Any], section: Mapping[str, Any]) -> bool:
+    """Whether a field, a type that it may have, or its section as a whole has a mark."""
+    return any(mark in each for each in (field, *field.get("anyOf", ()), section))
 
 
 def _of_name(schema: Mapping[str, Any], named: Mapping[str, Any]) -> Mapping[str, Any]:

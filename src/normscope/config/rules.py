@@ -53,6 +53,10 @@ RUNS_CODE: Any = Field(json_schema_extra={"runs_code": True})
 """Annotation of a field whose value lets third-party code run: `Annotated[bool, RUNS_CODE]`. The config of an earlier run,
 which may come from anyone, cannot set such a key; only the user can."""
 
+OWN: Any = Field(json_schema_extra={"own": True})
+"""Annotation of a field that decides where data go, or which files are read: `Annotated[Any, OWN]`. A `FilePath` has it
+already. The user's own setting holds, whatever the config of an earlier run says."""
+
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes, on every file system in use
 
 
@@ -80,7 +84,9 @@ AboveZero = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 RandomSets = Annotated[int, Field(ge=0), Expected("a number of random sets, 0 for none")]
 Seed = Annotated[int, Field(ge=0, lt=2**63), Expected("a whole number from 0 to 2^63 − 1")]
-FilePath = Annotated[str, AfterValidator(_path), Expected("a path")]
+PathText = Annotated[str, AfterValidator(_path), Expected("a path")]
+FilePath = Annotated[PathText, OWN]
+"""The path of a file that a run reads."""
 BlankText = Annotated[str, StringConstraints(strip_whitespace=False)]
 SomeOf = Annotated[list[Item], Field(min_length=1), AfterValidator(_each_once)]
 """A list of different items, at least one."""

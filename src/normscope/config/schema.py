@@ -5,18 +5,18 @@ import difflib
 import enum
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from omegaconf import MISSING
 from pydantic import ValidationError
 
 from normscope.config.keys import Key, adapter, keys_of, shown
-from normscope.errors import InputError
+from normscope.errors import InputError, printable
 
 INCIDENTAL = (
     *("resume", "reproduce"),
-    *("output_dir", "verbosity", "tracking", "report", "figures", "checkpoint", "recipe"),
+    *("output_dir", "verbosity", "tracking", "report", "figures", "checkpoint", "recipe", "live"),
 )
 """Keys that no number depends on: where results go, and how they are shown. Only they may change when a run is resumed or
 reproduced, and they do not distinguish runs."""
@@ -136,9 +136,11 @@ def _is_open(value: Any) -> bool:
 
 def _line(error: Mapping[str, Any], keys: Mapping[str, Key], values: Mapping[str, Any], prefix: str) -> str:
     """What pydantic found, in one line."""
-    if error["type"] in ("unexpected_keyword_argument", "invalid_key"):  # the latter is not even text
-        name = ".".join(map(str, error["loc"]))
-        return f"unknown key {prefix}{name}{suggestion(name, keys, prefix)}"
+    if (
+        error["type"] in ("unexpected_keyword_argument", "invalid_key") or not error["loc"]
+    ):  # the latter are not even text
+        name = ".".join(map(str, error["loc"])) or next(str(key) for key in values if key not in keys)
+        return f"unknown key {prefix}{printable(name, 300)}{suggestion(name, keys, prefix)}"
     if error["type"] == "missing":
         (name,) = error["loc"]
         return f"{prefix}{name}: expected {keys[name].expected}, got nothing"
@@ -235,3 +237,13 @@ class Schema:
     def keys_that_run_code(self) -> Mapping[str, Any]:
         """The default of every key that lets third-party code run, those of plug-ins included; see `RUNS_CODE`."""
         return {name: key.default for name, key in self.keys.items() if key.runs_code}
+
+    @property
+    def own_keys(self) -> Sequence[str]:
+        """The keys that decide where data go or which files are read, those of plug-ins included; see `OWN`."""
+        return [name for name, key in self.keys.items() if key.own]
+
+    def is_own(self, name: str) -> bool:
+        """Whether a key, or the group of a preset, is one of them or has none but them."""
+        below = [key.own for key_name, key in self.keys.items() if f"{key_name}.".startswith(f"{name}.")]
+        return all(below) and (bool(below) or any(f"{name}.".startswith(f"{own}.") for own in self.own_keys))

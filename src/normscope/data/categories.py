@@ -11,6 +11,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.words import NO_WORD
 from normscope.errors import InputError, one_line
+from normscope.untrusted.plain_data import MIB, text
 
 CATEGORIES = ("cls", "sep", "mask", "punctuation", "other")
 """The categories of every run. Each token is in exactly one."""
@@ -24,6 +25,8 @@ ALL = "all"
 # Comma and period, including Chinese and Japanese ones; each counts in any language.
 PUNCTUATION = (",", ".", "、", "。", "，")
 
+
+_LONGEST_FILE = 64 * MIB
 
 FIRST = "first"
 """The first token of a sequence in causal models: every token can attend to it, and it acts as an attention sink."""
@@ -164,11 +167,12 @@ def _matcher(name: str, words: Any) -> Callable[[str], bool]:
 def _lines(key: str, given: str) -> list[str]:
     try:
         path = Path(given).expanduser()
-        if not path.is_file():
-            raise InputError(f"{key}=file:{given}: no such file")
-        return path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, ValueError, RuntimeError) as error:  # the home directory of nobody is a RuntimeError
+        content = text(path, _LONGEST_FILE) if path.is_file() else None
+    except (InputError, OSError, ValueError, RuntimeError) as error:  # the home directory of nobody is a RuntimeError
         raise InputError(f"{key}=file:{given}: cannot be read: {one_line(error)}") from error
+    if content is None:
+        raise InputError(f"{key}=file:{given}: no such file")
+    return content.removeprefix("\ufeff").split("\n")
 
 
 def _punctuation_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -5,6 +5,8 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+_LONGEST_LINE = 64 * 2**20
+"""Bytes: a small gzip file may hold a line of gigabytes."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -26,13 +28,15 @@ def lines(path: Path) -> Iterator[str]:
     """The lines of a UTF-8 file, line endings included; a byte order mark is dropped.
 
     Raises:
-        Malformed: If a line is not UTF-8, or the gzip file is damaged.
+        Malformed: If a line is not UTF-8 or has no end, or the gzip file is damaged.
         OSError: If the file cannot be read.
     """
     try:
         with gzip.open(path) if is_gzipped(path) else path.open("rb") as stream:
             offset = 0
-            for number, line in enumerate(stream, start=1):
+            for number, line in enumerate(iter(lambda: stream.readline(_LONGEST_LINE + 1), b""), start=1):
+                if len(line) > _LONGEST_LINE:
+                    raise Malformed(f"line {number}: expected at most {_LONGEST_LINE // 2**20} MiB, got more")
                 try:
                     yield (line if offset else line.removeprefix(_BOM)).decode()
                 except UnicodeDecodeError as error:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from omegaconf import II, MISSING
 from pydantic import Field
 
-from normscope.config.rules import BlankText, Count, Expected, FilePath, Options, Seed, Share
+from normscope.config.rules import OWN, BlankText, Count, Expected, FilePath, Options, Seed, Share
 from normscope.errors import InputError
 
 
@@ -117,7 +117,7 @@ class DatasetOptions(Options):
     """Fraction of the ordinary tokens that are masked."""
     segments: Segments = Segments.pair
     """Segment ids of the second text of a pair: 1 (`pair`), or 0 as in the first text (`zero`)."""
-    categories: Annotated[Any, _CATEGORIES] = field(default_factory=dict)
+    categories: Annotated[Any, _CATEGORIES, OWN] = field(default_factory=dict)
     """User-defined token categories, each a list of tokens, `re:` and a regular expression, or `file:` and a file of tokens;
     or a column of annotated words (`upos`, `deprel`), whose values become categories."""
     name: str | None = None

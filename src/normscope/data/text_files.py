@@ -5,6 +5,8 @@ import csv
 import dataclasses
 import glob
 import json
+import logging
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,8 +20,12 @@ from normscope.data.rows import DOCUMENTS, MESSAGES, QUERY, SCORES, Row, RowRead
 from normscope.errors import InputError, one_line, printable
 from normscope.rounding import counted
 
+log = logging.getLogger(__name__)
+
 # Above this size, counting the lines for a progress bar takes noticeable time.
 _COUNTED_BYTES = 256 * 2**20
+_SECONDS_SILENT = 2.0
+"""Seconds after which a search for files is announced."""
 _HINTS = {
     **dict.fromkeys((".conllu", ".conllx", ".conll"), "for a treebank, set dataset=conllu"),
     **dict.fromkeys((".bz2", ".xz", ".zst", ".zip", ".7z", ".lz4"), "decompress it, or compress it by gzip"),
@@ -145,7 +151,11 @@ def find_files(path: str, key: str) -> list[Path]:
     if location.is_dir():
         return _files_of(location, key)
     if not location.exists() and any(character in path for character in "*?["):
+        searching = threading.Timer(_SECONDS_SILENT, log.warning, ["%s=%s: looking for files that match …", key, path])
+        searching.daemon = True
+        searching.start()
         matches = sorted(map(Path, glob.glob(str(location), recursive=True)))
+        searching.cancel()
         files = [match for match in matches if match.is_file()]
         if not files:
             raise InputError(f"{key}={path}: no file matches")

@@ -10,6 +10,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.data.categories import CATEGORIES
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
+from normscope.data.lines import Malformed, lines
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError, one_line
 
@@ -67,26 +68,23 @@ def read(path: Path, vocabulary: int, key: str) -> TokenFrequencies:
     try:
         if not path.is_file():  # a pipe would never end
             raise InputError(f"{key}={path}: no such file")
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                fields = line.split()
-                if not fields:
-                    continue
-                if (
-                    len(fields) != 3
-                    or not all(field.isdecimal() and len(field) <= _MAX_DIGITS for field in fields)
-                    or not 1 <= int(fields[0]) < 2**31
-                ):
-                    raise InputError(
-                        f"{key}={path}: line {number}: expected `rank count token_id`, got {line.strip()[:80]!r}"
-                    )
-                token = int(fields[2])
-                if token >= vocabulary:
-                    raise InputError(
-                        f"{key}={path}: line {number}: token {token} is not one of the model's {vocabulary}"
-                    )
-                rank[token], count[token] = int(fields[0]), min(int(fields[1]), 2**62)
-    except (OSError, UnicodeDecodeError) as error:
+        for number, line in enumerate(lines(path), start=1):
+            fields = line.split()
+            if not fields:
+                continue
+            if (
+                len(fields) != 3
+                or not all(field.isdecimal() and len(field) <= _MAX_DIGITS for field in fields)
+                or not 1 <= int(fields[0]) < 2**31
+            ):
+                raise InputError(
+                    f"{key}={path}: line {number}: expected `rank count token_id`, got {line.strip()[:80]!r}"
+                )
+            token = int(fields[2])
+            if token >= vocabulary:
+                raise InputError(f"{key}={path}: line {number}: token {token} is not one of the model's {vocabulary}")
+            rank[token], count[token] = int(fields[0]), min(int(fields[1]), 2**62)
+    except (OSError, Malformed) as error:
         raise InputError(f"{key}={path}: cannot be read: {one_line(error)}") from error
     if not rank.any():
         raise InputError(f"{key}={path}: expected lines of `rank count token_id`, got none")

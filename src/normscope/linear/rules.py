@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from normscope.errors import InputError
 from normscope.linear.held_attention import HeldAttention, by_head, side_by_side
-from normscope.maths.activations import Activation, Logistic, activation_of
+from normscope.maths.activations import Activation, Logistic, activation_of, probing
 
 
 class Kind(Enum):
@@ -1057,10 +1057,10 @@ def _powered(_mode: HeldFixed, call: Call) -> Any:
 
 
 def _recognised(function: Callable[[Tensor], Tensor], like: Tensor) -> Activation | None:
-    probe = torch.empty(0, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+    one = torch.zeros((), dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
     try:
-        return activation_of(function, probe)
-    except Exception:  # a foreign function, which does not take single numbers
+        return activation_of(function, one.expand(like.shape))
+    except Exception:  # a foreign function, which takes something else
         return None
 
 
@@ -1098,10 +1098,11 @@ def _is_elementwise(function: Callable[[Tensor], Tensor], like: Tensor) -> bool:
 
 def _is_multiple(function: Callable[[Tensor], Tensor], like: Tensor) -> bool:
     """Whether a function multiplies its argument by a number."""
-    given = torch.linspace(-2, 3, like.shape[-1]).to(like.detach())
+    given = probing(torch.linspace(-2, 3, 7), like.detach())
+    first = (0,) * given.ndim
     try:
         made = function(given.clone())
-        return made.shape == given.shape and torch.allclose(made * given[0], given * made[0], rtol=1e-6, atol=0)
+        return made.shape == given.shape and torch.allclose(made * given[first], given * made[first], rtol=1e-6, atol=0)
     except Exception:  # somebody else's function, which takes something else
         return False
 

@@ -13,11 +13,14 @@ from normscope.api.attention_values import AttentionValues, attention
 from normscope.errors import InputError, cut, escaped, one_line, printable
 from normscope.live.texts import as_given
 from normscope.maths.choices import PairMeasure
+from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import load
+from normscope.reporting.options import Verbosity
 from normscope.reporting.page.explorer import attention_page
 from normscope.results.maps import TokenMap
 from normscope.rounding import begun, counted, number
 from normscope.running.options import RunOptions
+from normscope.running.progress import Phase, Phases
 from normscope.streams import wrapped
 from normscope.untrusted.writing import write_file
 
@@ -71,19 +74,11 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, Any], fol
         raise InputError(
             f"top={asked['top']}: scores are shown with those of all other keys; leave out top, or choose weight"
         )
-    model = load(options.model, options.device)
-    found = attention(
-        model,
-        as_given(model, text, chat=options.dataset.chat_template),
-        queries=_parts(asked.get("queries", "last")),
-        keys=_parts(asked.get("keys", "words")),
-        layers=_numbers(options.layers),
-        heads=_numbers(asked.get("heads", "all")),
-        measure=asked.get("measure", "weight"),
-        reduce=asked.get("reduce"),
-        top=asked.get("top"),
-    )
-    assert isinstance(found, AttentionValues)
+    with Phases([Phase.MODEL, Phase.TEXT], shown=options.verbosity is not Verbosity.quiet) as phases:
+        model = load(options.model, options.device)
+        phases.begin(Phase.TEXT)
+        with phases.layers():
+            found = _values(options, model, text, asked)
     values = _every(found)
     strongest = [
         (_placed(found, "query", row), _strongest(found, values[:, :, row]))
@@ -109,6 +104,22 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, Any], fol
         return write_file(folder, PAGE, page.encode())
     except OSError as error:
         raise InputError(f"output_dir={folder}: cannot be written: {one_line(error)}") from error
+
+
+def _values(options: RunOptions, model: LoadedModel, text: str, asked: Mapping[str, Any]) -> AttentionValues:
+    found = attention(
+        model,
+        as_given(model, text, chat=options.dataset.chat_template),
+        queries=_parts(asked.get("queries", "last")),
+        keys=_parts(asked.get("keys", "words")),
+        layers=_numbers(options.layers),
+        heads=_numbers(asked.get("heads", "all")),
+        measure=asked.get("measure", "weight"),
+        reduce=asked.get("reduce"),
+        top=asked.get("top"),
+    )
+    assert isinstance(found, AttentionValues)
+    return found
 
 
 def _parts(asked: Any) -> list[Any]:

@@ -12,9 +12,11 @@ from normscope.live.session import Session
 from normscope.live.texts import Limit, as_given, count_of
 from normscope.models.load.loading import load
 from normscope.models.stored.logit_meaning import LogitMeaning
+from normscope.reporting.options import Verbosity
 from normscope.reporting.page.live_page import live_page
 from normscope.rounding import number
 from normscope.running.options import RunOptions
+from normscope.running.progress import Phase, Phases
 from normscope.streams import wrapped
 from normscope.untrusted.writing import write_file
 
@@ -43,14 +45,16 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
     """
     if not text.strip():
         raise InputError("explain: expected a text, got an empty one")
-    model = load(options.model, options.device)
-    chat = bool(options.dataset.chat_template)
-    limit = Limit(count_of(model, as_given(model, text, chat=chat)), "the text")
-    session = Session([model], limit, keeps=True, attention=options.attention)
-    try:
-        saved = session.saved({"text": text, "through": "1"} | ({"chat": "1"} if chat else {}))
-    finally:
-        session.engine.close(5)
+    with Phases([Phase.MODEL, Phase.TEXT], shown=options.verbosity is not Verbosity.quiet) as phases:
+        model = load(options.model, options.device)
+        phases.begin(Phase.TEXT)
+        chat = bool(options.dataset.chat_template)
+        limit = Limit(count_of(model, as_given(model, text, chat=chat)), "the text")
+        session = Session([model], limit, keeps=True, attention=options.attention)
+        try:
+            saved = session.saved({"text": text, "through": "1"} | ({"chat": "1"} if chat else {}), phases.steps)
+        finally:
+            session.engine.close(5)
     answers = {part: json.loads(answer) for part, answer in saved["answers"].items()}
     prediction = answers["prediction 0"]
     if "scores" not in prediction:

@@ -78,6 +78,7 @@ class LivePage:
         self._server = Server(self._session, access)
         self._address = address(listening, _HOST, access.token)
         self._fragment = urlencode(shown)
+        self._process = os.getpid()
         serve = functools.partial(self._server.serve, sockets=[listening])
         # Not one of those that Python waits for when it ends.
         self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name="normscope-page", daemon=True)
@@ -90,7 +91,9 @@ class LivePage:
         return f"{self._address}#{self._fragment}"
 
     def close(self) -> None:
-        """Stop serving the page, and release the model."""
+        """Stop serving the page, and release the model; nothing in a child that was forked, which has no thread that serves."""
+        if os.getpid() != self._process:
+            return
         session, self._session = self._session, None
         if session is None:
             return

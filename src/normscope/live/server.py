@@ -46,6 +46,15 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 
+
+class _Json(JSONResponse):
+    """JSON in ASCII: half a sign, which anyone may send and a message may quote, is no UTF-8."""
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -181,10 +190,10 @@ def app(session: Session, access: Access) -> Starlette:
         access.check_token(request)
         future = session.answer(_parsed(await _body(request)))
         try:
-            return JSONResponse(await _while_connected(request, future))
+            return _Json(await _while_connected(request, future))
         except InputError as error:  # of a text, and not of the request: a text is empty while it is typed
             session.report(error)
-            return JSONResponse({"error": str(error)})
+            return _Json({"error": str(error)})
 
     def guarded(handle: Handler) -> Handler:
         async def respond(request: Request) -> Response:
@@ -226,19 +235,19 @@ def _failure(session: Session, error: Exception) -> Response:
     """What a request gets instead of an answer: one line."""
     match error:
         case Outdated():
-            return JSONResponse({"outdated": True}, 409)
+            return _Json({"outdated": True}, 409)
         case ClientDisconnect():
             return Response(status_code=499)
         case Refusal():  # strangers can cause as many as they like
             session.report_once(str(error.status), str(error))
-            return JSONResponse({"error": str(error)}, error.status)
+            return _Json({"error": str(error)}, error.status)
         case InputError():
             session.report(error)
-            return JSONResponse({"error": str(error)}, 503 if isinstance(error, Busy) else 400)
+            return _Json({"error": str(error)}, 503 if isinstance(error, Busy) else 400)
         case _:
             traceback.print_exception(error)
             line = f"a bug of normscope, with its traceback in the terminal: {type(error).__name__}: {one_line(error)}"
-            return JSONResponse({"error": line}, 500)
+            return _Json({"error": line}, 500)
 
 
 async def _while_connected(request: Request, future: "Future[Any]") -> Any:

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 from urllib.parse import urlencode
@@ -19,6 +19,8 @@ from normscope.models.load.loaded import LoadedModel
 from normscope.reporting.page.explorer import about_measures
 from normscope.reporting.page.live_page import live_page
 from normscope.results.codes import METHODS
+
+Progress = Callable[[Iterable[str], int, str], Iterable[str]]
 
 
 class Session:
@@ -64,15 +66,25 @@ class Session:
         saved = self.saved(state) | {"when": when}
         return live_page(self.about(), saved, str(state["text"]) if when and isinstance(state, Mapping) else "")
 
-    def saved(self, state: object) -> dict[str, Any]:
+    def saved(self, state: object, progress: Progress = lambda steps, _total, _title: steps) -> dict[str, Any]:
         """A state, and the answers that the page shows for it as JSON, by part and side.
+
+        Args:
+            progress: Wraps the parts in a progress bar, given their number and a title.
 
         Raises:
             InputError: If it is invalid.
         """
-        sides = read_state(state, len(self.models)).sides
+        sides = len(read_state(state, len(self.models)).sides)
         assert isinstance(state, Mapping)
         answers: dict[str, str] = {}
+        parts = 2 + 2 * sides + (2 * sides if state.get("through") == "1" else 0)
+        for _ in progress(self._filled(answers, state, sides), parts, "parts of the page"):
+            pass
+        return {"state": urlencode(state), "answers": answers}
+
+    def _filled(self, answers: dict[str, str], state: Mapping[str, Any], sides: int) -> Iterator[str]:
+        """Add the answers that a page shows, and name each."""
 
         def add(part: str, side: int, **changes: str) -> Any:
             found = self.answer({"part": part, "side": side, "state": {**state, **changes}}).result()
@@ -80,19 +92,24 @@ class Session:
             return found
 
         predicted = add("prediction", 0)
+        yield "prediction"
         aimed = {name: predicted[name] for name in ("target", "against") if "scores" in predicted and predicted[name]}
-        for number in range(len(sides)):
+        for number in range(sides):
             maps = add("maps", number)["maps"]
+            yield "maps"
             if number:
                 with contextlib.suppress(InputError):  # as on the page, what a model has not is left out
                     add("prediction", number, **aimed)
+                yield "prediction"
             if state.get("through") == "1" and maps is not None:
                 add("chained", number)
+                yield "chained"
                 add("carried", number)
+                yield "carried"
         for part in ("heads", "pair"):
             with contextlib.suppress(InputError):
                 add(part, 0)
-        return {"state": urlencode(state), "answers": answers}
+            yield part
 
     def answer(self, body: object) -> "Future[Any]":
         """The answer to a request, once it is computed.

@@ -241,19 +241,29 @@ def activation_of(function: Callable[[Tensor], Tensor], like: Tensor) -> Activat
 
     Args:
         function: A module or a function, applied element by element.
-        like: A tensor with the device and the dtype (float32 or better) that the function takes.
+        like: A tensor with the device, the dtype (float32 or better), the axes and the width that the function takes.
     """
-    probe = torch.cat([torch.linspace(-12, 12, 97), torch.tensor([-1e-2, 0.0, 1e-2])]).to(like)
+    probe = probing(torch.cat([torch.linspace(-12, 12, 97), torch.tensor([-1e-2, 0.0, 1e-2])]), like)
     with torch.inference_mode():
         expected = function(probe).double()
-        candidates = [*ACTIVATIONS.values(), LeakyRelu(-float(expected[probe == -1]))]
-        at_one = expected[probe == 1]
+        if expected.shape != probe.shape:  # it keeps some of the numbers
+            return None
+        candidates = [*ACTIVATIONS.values(), LeakyRelu(-float(expected[probe == -1][0]))]
+        at_one = expected[probe == 1][0]
         if 0.5 < at_one < 1:
             candidates.append(Logistic(float(torch.logit(at_one))))
         for activation in candidates:
             if torch.allclose(activation.value(probe.double()), expected, rtol=_SAME, atol=_SAME):
                 return activation
     return None
+
+
+def probing(numbers: Float[Tensor, " n"], like: Float[Tensor, "*axes width"]) -> Float[Tensor, "*rows width"]:
+    """Numbers in as many rows of a tensor's own width as they fill, over and over: what a function does may depend on it."""
+    width = max(like.shape[-1], 1)
+    rows = -(-len(numbers) // width)
+    repeated = numbers.to(like).repeat(-(-rows * width // len(numbers)))[: rows * width]
+    return repeated.view(*(1,) * (like.ndim - 2), rows, width)
 
 
 def _widely(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:

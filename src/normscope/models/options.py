@@ -7,7 +7,7 @@ from typing import Annotated
 from omegaconf import II, MISSING
 from pydantic import Field
 
-from normscope.config.rules import RUNS_CODE, Count, FilePath, MemorySize, Options, Seed
+from normscope.config.rules import RUNS_CODE, Count, MemorySize, Options, PathText, Seed
 from normscope.errors import InputError
 
 
@@ -37,7 +37,7 @@ class ModelStack(enum.StrEnum):
 class ModelOptions(Options):
     """Which model is analysed."""
 
-    name: FilePath = MISSING
+    name: PathText = MISSING
     """Hub name or local folder."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
@@ -52,7 +52,7 @@ class ModelOptions(Options):
     pin: Pin = field(default_factory=Pin)
     stack: ModelStack | None = None
     """Which attention of an encoder–decoder to analyse; by default, the encoder's."""
-    tokenizer: FilePath | None = None
+    tokenizer: PathText | None = None
     """Hub name or local folder of another tokenizer."""
     factory: Annotated[str | None, RUNS_CODE] = None
     """A function that builds the model, as `package.module:function`. It returns a `torch.nn.Module`, a pair of a module and

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from normscope.config.rules import Expected, Options, SomeOf
 
@@ -52,6 +52,8 @@ _ENTITY = Expected(f"a user or team of 1 to {NAME_LENGTH} characters: letters, d
 @dataclass
 class TrackingOptions(Options):
     """Weights & Biases."""
+
+    __pydantic_config__ = Options.__pydantic_config__ | ConfigDict(json_schema_extra={"own": True})
 
     mode: TrackingMode | None = None
     """`online`, `offline` or `disabled`; by default WANDB_MODE, or else `offline`."""

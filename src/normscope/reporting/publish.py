@@ -3,8 +3,9 @@
 import contextlib
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from normscope.errors import message, one_line
 from normscope.reporting.drawing import drawn, figure_files
@@ -17,7 +18,15 @@ from normscope.results.result import Result
 from normscope.untrusted.writing import write_file
 
 
-def publish(result: Result, folder: RunFolder, tracker: Tracker, look: Appearance, *, report: bool) -> None:
+def publish(
+    result: Result,
+    folder: RunFolder,
+    tracker: Tracker,
+    look: Appearance,
+    *,
+    report: bool,
+    progress: Callable[[Iterable[Any], int, str], Iterable[Any]] = lambda steps, _total, _title: steps,
+) -> None:
     """Make every view of the results. A view that fails is a line on stderr: the results are on disk, and it can be remade.
 
     Args:
@@ -26,21 +35,24 @@ def publish(result: Result, folder: RunFolder, tracker: Tracker, look: Appearanc
         tracker: Receives figures and numbers.
         look: How figures are drawn.
         report: Whether to write the report.
+        progress: Wraps an iterable in a progress bar, given its length and a title.
     """
     again = f"run `normscope page {folder.path}` to retry"
     with _contained("the figures were not drawn", again):
-        for name, content in figure_files(result.figures, look):
+        files = len(result.figures) * (len(look.formats) + (not look.caption))
+        for name, content in progress(figure_files(result.figures, look), files, "figures"):
             folder.write(name, content)
     if report:
         with _contained("the report was not written", again):
-            folder.write(REPORT, page(result).encode())
+            folder.write(REPORT, page(result, progress).encode())
     if tracker.logs:
         with (
             _contained("nothing was logged to Weights & Biases", f"the results are in {folder.path}"),
             tempfile.TemporaryDirectory(prefix="normscope-") as temporary,
         ):
-            pictures = {name: _picture(result, name, folder, look, Path(temporary)) for name in result.figures}
-            tracker.result(result, folder.path, pictures)
+            for _ in progress([tracker], 1, "Weights & Biases"):
+                pictures = {name: _picture(result, name, folder, look, Path(temporary)) for name in result.figures}
+                tracker.result(result, folder.path, pictures)
 
 
 def _picture(result: Result, name: str, folder: RunFolder, look: Appearance, beside: Path) -> Path:

@@ -19,6 +19,8 @@ from normscope.untrusted.writing import UNFINISHED, refuse_links, write_file
 
 REPORT = "report.html"
 LOCK = ".lock"
+PARTS_DONE = "checkpoint"
+"""Folder of a run that is not complete: what each analysis has found whose interventions are done."""
 
 _PARTS = ("tables", "figures")
 """Folders of a run."""
@@ -98,7 +100,7 @@ class RunFolder:
             InputError: If the folder cannot be written to, or holds links where the run will write.
         """
         with self.writing():
-            refuse_links(self.path, (*_PARTS, CONFIG, MAPS, RESULTS, REPORT))
+            refuse_links(self.path, (*_PARTS, PARTS_DONE, CONFIG, MAPS, RESULTS, REPORT))
             # W&B makes a new folder for each run, and leaves a link to its own log in those of earlier ones.
             refuse_links(self.path, _OF_LIBRARIES, within=False)
             for part in _PARTS:

@@ -13,6 +13,8 @@ from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
 
+CURVES = "curves"
+"""The shared table with what is measured by layer."""
 SEQUENCES = "sequences"
 """The shared table with the means of single sequences, which comparisons of runs resample."""
 
@@ -53,7 +55,7 @@ def joined(parts: Mapping[str, Result], depth: int) -> Result:
                 for table, rows in part.tables.items()
                 if table != SEQUENCES
             },
-            "curves": tidy_curves(curves, depth),
+            CURVES: tidy_curves(curves, depth),
             **({SEQUENCES: sequences} if len(sequences) else {}),
         },
         metrics={f"{name}/{metric}": value for name, part in parts.items() for metric, value in part.metrics.items()},

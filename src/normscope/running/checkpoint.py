@@ -9,11 +9,13 @@ import dataclasses
 import functools
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -21,7 +23,10 @@ from normscope.analyses.base import Analysis, load_state, state_of
 from normscope.config.schema import difference
 from normscope.data.batching import Batch
 from normscope.errors import InputError, one_line
-from normscope.reporting.run_folder import RunFolder, write_beside
+from normscope.reporting.run_folder import PARTS_DONE, RunFolder, write_beside
+from normscope.results.parts import CURVES, tidy_curves
+from normscope.results.result import Result
+from normscope.results.run_files import is_complete
 from normscope.running.ranks import ProcessGroup
 from normscope.untrusted.tensor_files import DAMAGE, packed, unpacked
 
@@ -66,6 +71,7 @@ class Checkpoint:
         place = folder if isinstance(folder, Path) else folder.path
         self._write = functools.partial(write_beside, folder) if isinstance(folder, Path) else folder.write
         self._path = place / (CHECKPOINT if group.is_main else f"checkpoint.{group.rank}.safetensors")
+        self._folder, self._parts = folder, place / PARTS_DONE
         self._identity = {"the number of processes": group.size, **identity}
         self._every, self._due = every_seconds, time.monotonic() + every_seconds
 
@@ -96,12 +102,13 @@ class Checkpoint:
         return position
 
     def save(self, analyses: Sequence[Analysis], position: Position) -> None:
-        """Save the state of the analyses after the batches up to a position.
+        """Save the state of the analyses after the batches up to a position, which ends what an earlier one led to.
 
         Raises:
             InputError: If the run folder is not writable.
         """
         start = time.monotonic()
+        shutil.rmtree(self._parts, ignore_errors=True)
         content = {"identity": self._identity, **dataclasses.asdict(position)}
         self._write(self._path.name, packed(content, state_of(analyses)))
         now = time.monotonic()
@@ -111,6 +118,34 @@ class Checkpoint:
         """Save if the last checkpoint is old enough, or if `at_once` is set."""
         if at_once or time.monotonic() >= self._due:
             self.save(analyses, position)
+
+    def save_part(self, name: str, part: Result, depth: int) -> None:
+        """Save what an analysis has found, after its interventions. Only the main process does.
+
+        Args:
+            depth: Number of layers of the model.
+
+        Raises:
+            InputError: If the run folder is not writable.
+        """
+        assert isinstance(self._folder, RunFolder)
+        with self._folder.writing():
+            curves = tidy_curves(part.curves, depth)
+            dataclasses.replace(part, tables={**part.tables, CURVES: curves}).save(self._parts / name)
+
+    def part(self, name: str) -> Result | None:
+        """What an analysis had found when the run was stopped; None if its interventions were not done.
+
+        Raises:
+            InputError: If it is damaged.
+        """
+        if not is_complete(self._parts / name):
+            return None
+        part = Result.read(self._parts / name)
+        # Those that have been read are whole; this keeps the types of their columns.
+        files = {table: self._parts / name / "tables" / f"{table}.parquet" for table, _ in part.tables.items()}
+        tables = {table: pd.read_parquet(file) for table, file in files.items() if table != CURVES}
+        return dataclasses.replace(part, tables=tables, figures=dict(part.figures), config={}, facts={})
 
     def _read(self) -> tuple[Position, dict[str, Tensor]]:
         """The saved position and state, verified by the checksum and checked to be those of this run."""
@@ -135,6 +170,7 @@ def remove_checkpoints(folder: Path) -> None:
     with contextlib.suppress(OSError):
         for path in folder.glob("checkpoint*.safetensors"):
             path.unlink(missing_ok=True)
+    shutil.rmtree(folder / PARTS_DONE, ignore_errors=True)
 
 
 def loading_problem(analyses: Sequence[Analysis], tensors: Mapping[str, Tensor]) -> str:

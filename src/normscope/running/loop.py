@@ -204,7 +204,9 @@ def accumulate(run: Run, tracker: Tracker | None = None) -> None:
                     checkpoint.save_if_due(plan.analyses, position, at_once=request.error is not None)
                 if request.error is not None:
                     raise request.error
-        if checkpoint is not None and plan.group.size > 1:  # the others may not be done for long
+        if (
+            checkpoint is not None and position != run.position
+        ):  # what follows may take long, here or in other processes
             checkpoint.save(plan.analyses, position)
         run.speed = speed
         for runner in by_view.values():

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from normscope.analyses.info import AnalysisConfig
 from normscope.analyses.registry import analyses
 from normscope.config.composition import explain
-from normscope.config.rules import Expected, FilePath, Options, Seed
+from normscope.config.rules import Expected, Options, PathText, Seed
 from normscope.config.schema import Schema, check_options
 from normscope.data.options import DatasetOptions, Level, check_dataset
 from normscope.errors import InputError
@@ -48,12 +48,14 @@ else:
     )
 
 
-LocalFolder = Annotated[FilePath, Expected("a folder on this machine", lambda path: "://" not in path)]
+LocalFolder = Annotated[PathText, Expected("a folder on this machine", lambda path: "://" not in path)]
 
 
 @dataclass
 class LiveOptions(Options):
     """The live page of `normscope serve`."""
+
+    __pydantic_config__ = Options.__pydantic_config__ | ConfigDict(json_schema_extra={"own": True})
 
     host: str = "127.0.0.1"
     """Address to listen on: `0.0.0.0` for every one of this machine. Whatever it is, the page opens only with the token in the
@@ -87,9 +89,9 @@ class RunOptions(Options):
     follow them to queries and keys as well (`through`)."""
     output_dir: LocalFolder | None = None
     """The run directory itself; in a multirun, the sweep's directory."""
-    resume: FilePath | None = None
+    resume: PathText | None = None
     """Directory of a stopped run to resume."""
-    reproduce: FilePath | None = None
+    reproduce: PathText | None = None
     """Directory of a run to repeat; the numbers are compared."""
     verbosity: Verbosity = Verbosity.normal
     """`normal`, or `quiet` (`--quiet`): only the folder of the results and errors are printed."""

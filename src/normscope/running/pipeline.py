@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from normscope.analyses.base import Analysis
 from normscope.config.schema import plain
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
@@ -95,7 +96,7 @@ def run(
             if results is None:
                 return None
             result = _save(run, results)
-            publish(result, results, tracker, run.plan.look, report=options.report.enabled)
+            publish(result, results, tracker, run.plan.look, report=options.report.enabled, progress=phases.steps)
         phases.end()
         results.save_facts(dataclasses.replace(result, facts={**result.facts, **facts_of(run)}))
         print_results(result, results.path, report=options.report.enabled)
@@ -207,19 +208,32 @@ def conclude(run: Run) -> Result:
     _missing_categories(run)
     run.phases.begin(Phase.INTERVENTIONS)
     runner = _runner(run, run.phases.steps)
-    for analysis in run.plan.analyses:
-        analysis.intervene(runner)
+    intervening = [each for each in run.plan.analyses if type(each).intervene is not Analysis.intervene]
+    done = {analysis.info.name: _after_interventions(run, analysis, runner) for analysis in intervening}
     run.phases.begin(Phase.RESULTS)
-    parts = {
-        analysis.info.name: rolled_up(analysis.info.name, analysis.info.published, analysis.result())
-        for analysis in run.plan.analyses
-    }
+    parts = {each.info.name: done.get(each.info.name) or _part(each) for each in run.plan.analyses}
     if run.plan.options.level is Level.word:
         parts = {name: about_words(part) for name, part in parts.items()}
     result = joined(parts, run.plan.model.layers)
     batching = [note] if (note := run.plan.encoder.batching.note) else []
     notes = list(dict.fromkeys([*_lost(run), *result.notes, *batching]))
     return with_published(dataclasses.replace(result, notes=notes, config={**plain(run.plan.options), "resume": None}))
+
+
+def _after_interventions(run: Run, analysis: Analysis, runner: InterventionRunner) -> Result:
+    """What an analysis finds, if need be after its interventions; a run that is stopped later does not repeat them."""
+    name, checkpoint = analysis.info.name, run.checkpoint
+    part = None if checkpoint is None else checkpoint.part(name)
+    if part is None:
+        analysis.intervene(runner)
+        part = _part(analysis)
+        if checkpoint is not None:
+            checkpoint.save_part(name, part, run.plan.model.layers)
+    return part
+
+
+def _part(analysis: Analysis) -> Result:
+    return rolled_up(analysis.info.name, analysis.info.published, analysis.result())
 
 
 def _lost(run: Run) -> list[str]:
@@ -292,6 +306,7 @@ def _maps(run: Run) -> tuple[Sequence[TokenMap], Sequence[str]]:
         feed_forward=plan.maps_of_networks,
         added_maps=plan.added_maps,
         add=of_analyses,
+        progress=run.phases.steps,
     )
     if not_shown:
         say(f"token maps: {'; '.join(not_shown)}")

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from normscope.data.examples import CorpusCounts
 from normscope.errors import escaped
+from normscope.models.sites.layer_hooks import cancelled_by
 from normscope.reporting.terminal import has_bars, say, silence
 from normscope.reporting.weights_and_biases import Tracker
 from normscope.rounding import counted, duration
@@ -47,6 +48,8 @@ class Phase(StrEnum):
     """The token maps of the report are computed."""
     PUBLISHING = "publishing"
     """Tables, figures and the report are written, and the tracker finishes."""
+    TEXT = "text"
+    """The model runs on a single text."""
 
 
 class Phases:
@@ -153,6 +156,19 @@ class Phases:
         finally:
             self._step_seconds[what] = self._step_seconds.get(what, 0.0) + self._clock() - started
 
+    @contextlib.contextmanager
+    def layers(self) -> Iterator[None]:
+        """Context in which passes of this thread are counted layer by layer; nobody knows how many there will be."""
+        done = 0
+
+        def count() -> None:
+            nonlocal done
+            done += 1
+            bar.update()
+
+        with self.bar(None, lambda: f"{counted(done, 'layer')} so far", unit=" layers") as bar, cancelled_by(count):
+            yield
+
     def beat(self) -> None:
         """Show that time passes: in the bar, or with a line after ten seconds without one."""
         if has_bars():
@@ -219,6 +235,8 @@ class CorpusProgress:
         self._counts, self._total, self._device = counts, total, device
         self._tracker, self._clock = tracker, clock
         self._examples, self._tokens = self.examples, counts.all_tokens
+        self._done, self._tokens_done = self._examples, self._tokens
+        """Those of the batches that have ended; one that runs is counted already."""
         self._started = self._logged = clock()
         self._model_seconds = 0.0
         self.seconds = 0.0
@@ -232,12 +250,12 @@ class CorpusProgress:
     @property
     def tokens_per_second(self) -> float:
         """Tokens analysed per second; 0 before any time has passed."""
-        return (self._counts.all_tokens - self._tokens) / self.seconds if self.seconds else 0.0
+        return (self._tokens_done - self._tokens) / self.seconds if self.seconds else 0.0
 
     @property
     def examples_per_second(self) -> float:
-        """Examples read per second; 0 before any time has passed."""
-        return (self.examples - self._examples) / self.seconds if self.seconds else 0.0
+        """Examples analysed per second; 0 before any time has passed."""
+        return (self._done - self._examples) / self.seconds if self.seconds else 0.0
 
     @property
     def model_share(self) -> float:
@@ -246,17 +264,16 @@ class CorpusProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated seconds until the corpus has been read; None if its size or the speed is unknown."""
-        if self._total is None or not self.examples_per_second:
+        """Estimated seconds until the corpus has been analysed; None if its size or the speed is unknown."""
+        done = self._done - self._examples
+        if self._total is None or not done or not self.seconds:
             return None
-        return max(self._total - self.examples, 0) / self.examples_per_second
+        return max(self._total - self._done, 0) * (self._clock() - self._started) / done
 
     def sentence(self) -> str:
         """The state as a line for a log."""
         total, left = self._total, self.seconds_left
-        read = (
-            counted(self.examples, "example") if total is None else f"{self.examples:,} of {counted(total, 'example')}"
-        )
+        read = counted(self._done, "example") if total is None else f"{self._done:,} of {counted(total, 'example')}"
         parts = [read]
         if round(self.tokens_per_second):  # 0 until the first batch has ended
             parts.append(f"{self.tokens_per_second:,.0f} tokens/s")
@@ -268,6 +285,7 @@ class CorpusProgress:
         with phases.bar(self._total, self.sentence, unit=" examples", initial=self.examples) as self._bar:
             yield
             self.seconds = self._clock() - self._started
+            self._done, self._tokens_done = self.examples, self._counts.all_tokens
             self._log()
 
     @contextlib.contextmanager
@@ -281,6 +299,7 @@ class CorpusProgress:
         """Measure after a batch."""
         now = self._clock()
         self.seconds = now - self._started
+        self._done, self._tokens_done = self.examples, self._counts.all_tokens
         self._bar.set_postfix_str(f"{self.tokens_per_second:,.0f} tokens/s", refresh=False)
         self._bar.update(self.examples - self._bar.n)
         if now - self._logged >= _SECONDS_BETWEEN_LINES:

@@ -4,7 +4,8 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -135,6 +136,7 @@ def token_maps(
     feed_forward: bool = False,
     added_maps: int = 0,
     add: Callable[[Batch], Mapping[str, np.ndarray]] = lambda _batch: {},
+    progress: Callable[[Iterable[Any], int, str], Iterable[Any]] = lambda steps, _total, _title: steps,
 ) -> tuple[list[TokenMap], list[str]]:
     """Every pair of tokens of the texts, layer by layer, within the size limit of the report.
 
@@ -146,6 +148,7 @@ def token_maps(
         feed_forward: Whether to add maps through the feed-forward networks to those of the attention blocks.
         added_maps: Number of maps per layer that `add` returns, at most.
         add: Returns more maps of a text, by measure: layer, query, key.
+        progress: Wraps an iterable in a progress bar, given its length and a title.
 
     Returns:
         The maps, and notes about what is missing. A text whose single heads exceed the limit is shown without them; one that
@@ -156,7 +159,7 @@ def token_maps(
     # Between words, ‖αf(x)‖ is no product of α and ‖f(x)‖, so both are kept for every pair.
     heads = observer.parameters[layers[0]].output_weight.shape[0] * (1 + (encoder.level is Level.word))
     sentences, left_out, remaining = [], [], _BUDGET
-    for number, text in enumerate(texts, start=1):
+    for number, text in enumerate(progress(texts, len(texts), "texts"), start=1):
         values = text.pairs * len(layers)
         if values * maps > remaining:
             left_out.append(number)

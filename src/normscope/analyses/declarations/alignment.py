@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo, RunSettings
 from normscope.analyses.papers import KOBAYASHI_2020
-from normscope.config.rules import Expected, FilePath, Options
+from normscope.config.rules import OWN, Expected, FilePath, Options
 from normscope.errors import InputError
 from normscope.results.axes import HEAD, LAYER, STREAM
 from normscope.results.declare import Axis, Column, Published, Rollup, Table, Where, at_largest, at_smallest, unitless
@@ -44,7 +44,7 @@ class AlignmentOptions(AnalysisConfig):
     """Manual alignments: `1-2` is a sure link, `3p4` a possible one."""
     words: WordsAre = WordsAre.spaced
     """What counts as a word: text between spaces (`spaced`), or runs of letters and single punctuation marks (`punctuated`)."""
-    baselines: Annotated[Any, _BASELINES] = (
+    baselines: Annotated[Any, _BASELINES, OWN] = (
         None  # a dict; if it were typed as one, Hydra would demand a + before its keys
     )
     """Alignments of other aligners: NAME: FILE, or NAME: {path: FILE, base: 0, direction: source-target}."""

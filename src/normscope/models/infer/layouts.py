@@ -35,6 +35,7 @@ from normscope.models.observe.attention_function import (
 from normscope.models.sites.layout import ModelLayout, Stack, embeddings_of
 from normscope.models.sites.positions import random_tokens
 from normscope.models.sites.site import Site
+from normscope.models.stored.config_checks import bounded_modules
 from normscope.models.stored.random_state import drawing
 from normscope.models.stored.stored_weights import execution_device
 
@@ -314,13 +315,14 @@ def _built(given: PretrainedConfig, dtype: torch.dtype, stack: Stack | None) -> 
     config._experts_implementation_internal = None
     try:
         if detect_fake_mode() is None:
-            with torch.device("meta"):
+            with torch.device("meta"), bounded_modules():
                 shape = AutoModel.from_config(config)
             if sum(parameter.numel() for parameter in shape.parameters()) > _SMALL:
                 raise NotInferredError(
                     "it cannot run without weights, and is too large to be built with random weights"
                 )
-        model: PreTrainedModel = AutoModel.from_config(config, dtype=dtype).eval()
+        with bounded_modules():
+            model: PreTrainedModel = AutoModel.from_config(config, dtype=dtype).eval()
         replace_pointwise(model)
     except NotInferredError:
         raise

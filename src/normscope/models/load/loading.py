@@ -35,6 +35,7 @@ from normscope.models.sites.block_modules import bind_blocks
 from normscope.models.sites.layout import ModelLayout, embeddings_of
 from normscope.models.sites.positions import padding_of
 from normscope.models.stored.config_checks import (
+    bounded_modules,
     check_config_file,
     check_family,
     check_not_quantised,
@@ -215,7 +216,7 @@ class OpenedModel:
         head = None
         if self.options.random_init:
             try:
-                with drawing(self.options.seed):
+                with drawing(self.options.seed), bounded_modules():
                     model: PreTrainedModel = AutoModel.from_config(self.config, dtype=dtype)
             except Exception as error:  # each architecture fails on an invalid config in its own way
                 raise InputError(

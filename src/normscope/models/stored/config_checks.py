@@ -1,12 +1,15 @@
 """Checks on a config: a model that would not compute what its config describes is refused."""
 
 import contextlib
+import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import transformers
-from transformers import PretrainedConfig
+from torch.nn.modules.module import register_module_module_registration_hook
+from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from normscope.errors import InputError, printable
 from normscope.untrusted.plain_data import MIB, json_mapping, shown
@@ -15,8 +18,11 @@ from normscope.untrusted.plain_data import MIB, json_mapping, shown
 _SAME_FAMILY = frozenset({"roberta", "xlm-roberta", "camembert"})
 
 
-# The deepest published models have a few hundred layers. Modules are built one by one, so a wrong number takes for ever.
+# The deepest published models have a few hundred layers. Configs list what each layer is, so a wrong number takes all memory.
 _MOST_LAYERS = 10_000
+# Modules are built one by one, so many in half a minute. Large mixtures of experts have 100,000.
+_MOST_MODULES = 200_000
+_TOO_MANY = f"expected a config of at most {_MOST_MODULES:,} modules, got more"
 # The widest published models have some 20,000 dimensions. A layer is inferred dimension by dimension.
 _LARGEST = 1_000_000
 
@@ -29,27 +35,62 @@ def silent_warnings() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def bounded_modules(most: int = _MOST_MODULES, refusal: str = _TOO_MANY) -> Iterator[None]:
+    """Context in which a model may be built, whatever the keys of its config that say how often something is repeated.
+
+    Args:
+        most: The largest number of modules.
+        refusal: The line for a model that has more.
+
+    Raises:
+        InputError: If it has more.
+    """
+    count = itertools.count(1)
+
+    def refuse_more(*_: object) -> None:
+        if next(count) > most:
+            raise InputError(refusal)
+
+    handle = register_module_module_registration_hook(refuse_more)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def check_config_file(folder: Path, name: str) -> None:
-    """Check that a config.json is one, and that reading it takes no more memory than it has: a name is made for every label.
+    """Check that a config.json is one, and that reading it takes no more memory than it has.
+
+    Configs make a name for every label, and many an entry for every layer.
 
     Args:
         folder: The model's folder.
         name: The model's name, for messages.
 
     Raises:
-        InputError: If it cannot be read, or has too many labels.
+        InputError: If it cannot be read, or has too many labels or layers.
     """
     try:
         config = json_mapping(folder / "config.json", MIB * 64, finite=False)
     except InputError as error:
         raise InputError(f"model.name={name}: its config.json cannot be used: {error}") from error
     for place in (config, *(value for value in config.values() if isinstance(value, dict))):
-        labels = place.get("num_labels")
-        if isinstance(labels, int | float) and not 0 <= labels <= _LARGEST:
-            raise InputError(
-                f"model.name={name}: its config.json cannot be used: expected from 0 to {_LARGEST:,} for num_labels, got "
-                f"{shown(labels)}"
-            )
+        for key, most in {"num_labels": _LARGEST, **dict.fromkeys(_counts_of_layers(place), _MOST_LAYERS)}.items():
+            number = place.get(key)
+            if isinstance(number, int | float) and not 0 <= number <= most:
+                raise InputError(
+                    f"model.name={name}: its config.json cannot be used: expected from 0 to {most:,} for {key}, got "
+                    f"{shown(number)}"
+                )
+
+
+def _counts_of_layers(config: Mapping[str, Any]) -> set[str]:
+    """The keys that its family reads as the number of layers."""
+    family = config.get("model_type")
+    known = isinstance(family, str) and family in CONFIG_MAPPING
+    renamed = CONFIG_MAPPING[family].attribute_map if known else {}
+    return {"num_hidden_layers", renamed.get("num_hidden_layers", "num_hidden_layers")}
 
 
 def check_family(config: PretrainedConfig, name: str) -> None:
@@ -100,12 +141,6 @@ def check_supported(config: PretrainedConfig) -> None:
     Raises:
         InputError: If they do not; the message names the key.
     """
-    for key, value in vars(config).items():
-        if "layer" in key and isinstance(value, int) and value > _MOST_LAYERS:
-            raise InputError(
-                f"{key}={value} in the model's config: expected at most {_MOST_LAYERS:,} layers; correct the config.json of "
-                "model.name"
-            )
     size = getattr(config, "hidden_size", None)
     if isinstance(size, int) and not 1 <= size <= _LARGEST:
         raise InputError(

@@ -13,7 +13,7 @@ from transformers import AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line, printable
-from normscope.models.stored.config_checks import silent_warnings
+from normscope.models.stored.config_checks import bounded_modules, silent_warnings
 from normscope.models.stored.files import weight_files
 from normscope.models.stored.stored_weights import weights_present
 
@@ -39,8 +39,8 @@ _WRAPPERS = {
 
 _MUCH_LARGER = 2
 """Times as many numbers as the weights hold: a checkpoint leaves out tied weights and poolers, and no more."""
-_SHARED = 100
-"""Layers that may share their weights."""
+_MODULES, _SHARED = 10, 1000
+"""Times as many modules as tensors, most of which are a module's only one; and tensors that layers may share."""
 _SMALL, _MOST_COMPUTED = 2**24, 2**30
 """Numbers that take no noticeable memory, and those that architectures compute: masks and sinusoids of all positions."""
 
@@ -79,15 +79,16 @@ def check_size(config: PretrainedConfig, folder: Path, name: str) -> None:
         stored = {key: shape for file in weight_files(folder) for key, shape, _ in tensors_in(file)}
     except (OSError, SafetensorError, ValueError) as error:
         raise InputError(f"model.name={name}: its weights cannot be read: {one_line(error)}") from error
-    for key, value in vars(config).items():  # modules are built one by one
-        if "layer" in key and isinstance(value, int) and value > len(stored) + _SHARED:
-            raise InputError(
-                f"model.name={name}: its config.json describes {key}={value:,}, but its weights hold only {len(stored):,} "
-                "tensors; use the config and the weights of one checkpoint"
-            )
+    most = _MODULES * (len(stored) + _SHARED)
+    refusal = (
+        f"model.name={name}: its config.json describes a model of more than {most:,} modules, but its weights hold only "
+        f"{len(stored):,} tensors; use the config and the weights of one checkpoint"
+    )
     try:
-        with torch.device("meta"), silent_warnings():
+        with torch.device("meta"), silent_warnings(), bounded_modules(most, refusal):
             model = AutoModel.from_config(config)
+    except InputError:
+        raise
     except Exception:  # of an invalid config, which loading explains
         return
     weights = dict(model.named_parameters())

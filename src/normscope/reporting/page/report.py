@@ -1,7 +1,7 @@
 """The HTML report of one run, and the papers it is based on."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,15 @@ def citations(names: Iterable[str]) -> str:
 _LONGEST = 200_000
 
 
-def page(result: Result) -> str:
-    """The report of one run as self-contained HTML."""
+def page(
+    result: Result,
+    progress: Callable[[Iterable[Any], int, str], Iterable[Any]] = lambda steps, _total, _title: steps,
+) -> str:
+    """The report of one run as self-contained HTML.
+
+    Args:
+        progress: Wraps an iterable in a progress bar, given its length and a title.
+    """
     facts, config = result.facts, result.config
     top = ranked([Sentence.of(sentence) for sentence in result.sentences])
     shown = _shown_tables(result)
@@ -61,7 +68,7 @@ def page(result: Result) -> str:
         ),
         *([_published(result.tables[COMPARISON])] if COMPARISON in result.tables else []),
         *([explorer_section(result.maps, _not_shown(result))] if result.maps else []),
-        *(_section(name, result, shown) for name in result.analyses),
+        *(_section(name, result, shown) for name in progress(result.analyses, len(result.analyses), "report")),
         *_about(result),
     ]
     return render(
