@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import BatchEncoding
+from transformers import BatchEncoding, GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.api.arguments import chosen, single_text
@@ -22,11 +23,11 @@ from normscope.attribution.scalars import ScalarAttribution, attribute_scalars
 from normscope.data.batching import Batch
 from normscope.data.options import Level
 from normscope.data.token_texts import TokenTexts
-from normscope.errors import InputError
+from normscope.errors import InputError, printable
 from normscope.maths.choices import AnswerMeasure, ValueBias
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.task_heads import Head
-from normscope.models.load.text_batches import require_unicode
+from normscope.models.load.text_batches import say_once, tokens_after
 from normscope.rounding import counted
 
 _SUMMED = {
@@ -52,12 +53,18 @@ class AttributionCall(NamedTuple):
 
 
 def attributed_answer(
-    model: LoadedModel, prompt: Batch, target: Answer, asked: AttributionCall, owners: Sequence[str] | None
+    model: LoadedModel,
+    text: object,
+    prompt: Batch,
+    target: Answer,
+    asked: AttributionCall,
+    owners: Sequence[str] | None,
 ) -> Attribution:
     """Attribute an answer, or the difference between two answers to the same prompt.
 
     Args:
-        prompt: What the answers follow.
+        text: What the answers follow, as it is given.
+        prompt: The same as a batch. Answers come before the special tokens that the tokenizer puts behind a text.
         target: The answer.
         asked: What it is compared with, and how; its target is left aside.
         owners: The span of each token of the prompt; None without spans.
@@ -67,11 +74,12 @@ def attributed_answer(
     if isinstance(against, int):
         raise InputError(f"against={against}: expected another answer, as a text or a list of token ids")
     _ = model.verification
-    found = [_attribute(model, prompt, target, asked)]
+    ids = model.without_ending(prompt.input_ids[0].tolist())
+    length = len(ids)
+    found = [_attribute(model, text, prompt, ids, target, asked)]
     if against is not None:
         other = dataclasses.replace(target, answer=against, matrix=False)
-        found.append(_attribute(model, prompt, other, asked))
-    length = prompt.input_ids.shape[1]
+        found.append(_attribute(model, text, prompt, ids, other, asked))
     names = [each.batch.unit_texts(model.tokenizer) for each in found]
     numbers = [each.batch.unit_numbers for each in found]
     asked_units = len({*numbers[0][:length].tolist()})
@@ -99,7 +107,7 @@ def attributed_answer(
         error=max(float(each.parts.error) for each in found),
         sides=dict(zip(("prompt", "answer", "against"), counts, strict=False)),
         matrix=_matrix(model, found[0], names[0]),
-        spans=None if owners is None else sums_of_spans(in_prompt, owners),
+        spans=None if owners is None else sums_of_spans(in_prompt, owners[:length]),
         effects=None if asked.columns is None else _effects(found, names, numbers, asked_units),
     )
 
@@ -157,27 +165,34 @@ class _Found(NamedTuple):
     """What the parts of the model add to the sum; None unless asked for."""
 
 
-def _attribute(model: LoadedModel, prompt: Batch, target: Answer, asked: AttributionCall) -> _Found:
+def _attribute(
+    model: LoadedModel, text: object, prompt: Batch, before: list[int], target: Answer, asked: AttributionCall
+) -> _Found:
     """Attribute an answer, in one pass over the prompt and the answer.
 
     Args:
-        prompt: What the answer follows.
+        text: What the answer follows, as it is given.
+        prompt: The same as a batch.
+        before: Those of its tokens that the answer follows.
 
     Raises:
         InputError: If the answer is empty, invalid or too long, or the model predicts no tokens.
     """
     head = required(model, Head.NEXT_TOKEN, "Answer").model
     measure = chosen("measure", target.measure, AnswerMeasure)
-    before: list[int] = prompt.input_ids[0].tolist()
-    answer = _continued(model, head, prompt, target.tokens) if target.answer is None else _given(model, target.answer)
+    types = None if prompt.token_type_ids is None else prompt.token_type_ids[0, : len(before)].tolist()
+    if target.answer is None:
+        read = single_text(model, _encoding(before, types), "attribute")
+        answer = _continued(model, head, read, target.tokens)
+    else:
+        answer = _given(model, text, before, target.answer)
     ids = [*before, *answer[:-1]]
     if model.max_length is not None and len(ids) > model.max_length:
         raise InputError(
             f"answer: the text ({counted(len(before), 'token')}) and the answer ({len(answer)}) exceed {model.max_length} "
             f"tokens, the limit of {model.name}"
         )
-    encoding = BatchEncoding({"input_ids": [ids], "attention_mask": [[1] * len(ids)]})
-    batch = single_text(model, encoding, "attribute", asked.level)
+    batch = single_text(model, _encoding(ids, types), "attribute", asked.level)
     by_part = asked.columns is not None
     passed = held_pass(model.model, model.layout, batch.model_inputs(), head, parts=by_part, through=asked.through)
     by_token, effects = None, None
@@ -211,10 +226,21 @@ def _values(passed: HeldPass, position: int, answer: Sequence[int], measure: Ans
     return logits.gather(-1, torch.tensor(answer, device=logits.device)[:, None])[:, 0]
 
 
-def _given(model: LoadedModel, answer: str | list[int]) -> tuple[int, ...]:
+def _encoding(ids: Sequence[int], types: Sequence[int] | None) -> BatchEncoding:
+    """Tokens as the model reads them.
+
+    Args:
+        types: The segment ids of the first of them; the others have that of the last.
+    """
+    fields = {"input_ids": [list(ids)], "attention_mask": [[1] * len(ids)]}
+    if types is not None:
+        fields["token_type_ids"] = [[*types, *types[-1:] * (len(ids) - len(types))]]
+    return BatchEncoding(fields)
+
+
+def _given(model: LoadedModel, text: object, before: Sequence[int], answer: str | list[int]) -> tuple[int, ...]:
     if isinstance(answer, str):
-        require_unicode(answer)
-        answer = list(map(int, model.tokenizer.encode(answer, add_special_tokens=False)))
+        answer = tokens_after(model, text, before, answer)
     if not answer:
         raise InputError("answer: expected at least one token, got none")
     if any(type(number) is not int or not 0 <= number < model.vocabulary for number in answer):
@@ -222,22 +248,49 @@ def _given(model: LoadedModel, answer: str | list[int]) -> tuple[int, ...]:
     return tuple(answer)
 
 
+_WITHOUT_EFFECT = re.compile(
+    r"_.*|(eos|bos|pad|decoder_start)_token_id|max_(length|new_tokens)|transformers_version|(output|cache|assistant)_.*|.*cache.*"
+    r"|return_dict.*|.*compile.*|num_return_sequences|is_assistant|low_memory"
+)
+"""Settings of generation that change no token, that an answer obeys (`eos_token_id`), or that `Answer.tokens` replaces."""
+
+_SAMPLED = re.compile("temperature|(top|min|typical)_[kph]|(epsilon|eta)_cutoff")
+"""Settings of sampling, which is off unless `do_sample` is set."""
+
+
+def _disobeyed(config: GenerationConfig | None) -> list[str]:
+    """Settings of a model's generation that an answer of the most likely tokens does not obey."""
+    settings = {} if config is None else config.to_diff_dict()
+    return [
+        f"{name}={value}"
+        for name, value in settings.items()
+        if (value is True or value not in (None, False, 1, []))
+        and not _WITHOUT_EFFECT.fullmatch(name)
+        and (settings.get("do_sample") or not _SAMPLED.fullmatch(name))
+    ]
+
+
 def _continued(model: LoadedModel, head: PreTrainedModel, prompt: Batch, longest: int) -> tuple[int, ...]:
     """The most likely token after the prompt, and so on, up to a token that ends the text."""
     if longest < 1:
         raise InputError(f"tokens={longest}: expected at least 1")
+    config = head.generation_config
+    if settings := _disobeyed(config):
+        say_once(
+            f"Answer(): the most likely token at each step, without {printable(', '.join(settings), 200)} of the generation "
+            f"config of {model.name}"
+        )
     inputs = dict(prompt.model_inputs())
     length = prompt.input_ids.shape[1]
     limit = longest if model.max_length is None else min(longest, model.max_length - length + 1)
-    ends = head.generation_config.eos_token_id if head.generation_config is not None else model.tokenizer.eos_token_id
+    ends = model.tokenizer.eos_token_id if config is None else config.eos_token_id
     last = set(ends) if isinstance(ends, list) else {ends}
     answer: list[int] = []
     with torch.inference_mode():
         while len(answer) < limit and (not answer or answer[-1] not in last):
             answer.append(int(head(**inputs).logits[0, -1].argmax()))
-            added = {"input_ids": answer[-1], "attention_mask": 1}
+            added = {"input_ids": inputs["input_ids"].new_tensor([answer[-1:]])}
             inputs = {
-                name: torch.cat([values, values.new_full((1, 1), added.get(name, 0))], dim=1)
-                for name, values in inputs.items()
+                name: torch.cat([values, added.get(name, values[:, -1:])], dim=1) for name, values in inputs.items()
             }
     return tuple(answer)

@@ -21,7 +21,7 @@ from normscope.maths.tensors import wide
 from normscope.models.blocks.block import full_precision
 from normscope.models.load.any_module import returned_vectors
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.predictor import Predictor, last_of_text
+from normscope.models.load.predictor import Predictor, last_of_text, masks_in
 from normscope.models.load.task_heads import Head
 from normscope.models.load.text_batches import Text, describe_type
 from normscope.models.stored.logit_meaning import LogitMeaning
@@ -195,7 +195,9 @@ def _next_token(model: LoadedModel, batch: Batch, target: NextToken, against: st
 def _masked_token(model: LoadedModel, batch: Batch, target: MaskedToken, against: str | int | None) -> PreparedTarget:
     predictor = required(model, Head.MASKED_TOKEN, "MaskedToken")
     numbers = predictor.number(target.token, "token"), predictor.number(against, "against")
-    masks = (batch.input_ids[0] == model.tokenizer.mask_token_id).nonzero().flatten().tolist()
+    masks = masks_in(model.tokenizer, batch.input_ids[0]).nonzero().flatten().tolist()
+    if model.tokenizer.mask_token_id is None:
+        raise InputError(f"MaskedToken: the tokenizer of {model.name} has no mask token; expected one that has")
     if not masks or (target.position is not None and target.position not in masks):
         found = ", ".join(map(str, masks)) or "none"
         raise InputError(

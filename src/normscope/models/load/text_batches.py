@@ -6,7 +6,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import torch
@@ -18,11 +18,15 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example, Message
 from normscope.data.options import DatasetKind, DatasetOptions, Level
 from normscope.data.token_sequence import TokenSequence
+from normscope.data.tokenization import Place, Span, continuation, encoded, places_of
 from normscope.data.words import NO_WORD, unit_numbers
 from normscope.errors import InputError, one_line, printable
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.tokenizer_loading import TokenNames
 from normscope.rounding import counted
+
+if TYPE_CHECKING:
+    from normscope.data.conversations import Conversation, Tokens
 
 Text = str | tuple[str, str] | list[int] | list[dict[str, str]] | Tensor | np.ndarray
 """A text, a pair of texts, a conversation (messages with `role` and `content`), or token ids: a list, an array or a tensor."""
@@ -60,7 +64,8 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
         encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0), level=level)
         sequences = _sequences(model, encoder, texts)
         for sequence in sequences:
-            _warn(encoder.remark_on(sequence.input_ids))
+            if remark := encoder.remark_on(sequence.input_ids):
+                say_once(f"texts {remark}")
         return collate(sequences if level is Level.token else _with_units(encoder, texts, sequences), encoder)
     texts = [texts] if is_single(texts) else texts
     if not isinstance(texts, list) or not texts:
@@ -74,7 +79,7 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
     with _in_terms_of_messages():
         encoder = Encoder(model, options, level=level, asks=True)
         sequences = encoder.encode(examples, counts)
-        if chats and counts.skipped:
+        if counts.skipped and (chats or model.rule.chat is not None):
             raise InputError(f"messages: {next(iter(counts.skipped))}")
     if counts.cut:
         raise InputError(
@@ -85,16 +90,16 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
             "the text is" if len(examples) == 1 else f"{len(examples) - len(sequences)} of {len(examples)} texts are"
         )
         raise InputError(f"{which} empty after tokenisation")
-    for remark in counts.remarks:
-        _warn(remark)
+    for remark in (model.segments_note, *map("texts {}".format, counts.remarks)):
+        say_once(remark)
     return collate(sequences, encoder)
 
 
 @functools.cache
-def _warn(remark: str) -> None:
-    """Say what is unusual about texts, once."""
+def say_once(remark: str) -> None:
+    """Say what is unusual about texts and how they are read, once."""
     if remark:
-        log.warning("texts %s", remark)
+        log.warning("%s", remark)
 
 
 def _with_units(encoder: Encoder, encoding: BatchEncoding, sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
@@ -206,18 +211,12 @@ def messages_in(text: list[dict[str, str]]) -> tuple[Message, ...]:
 
 def roles_of(model: LoadedModel, text: list[dict[str, str]]) -> list[str]:
     """The role that says each token of a conversation, as `batch_from_texts` writes it, or `template`."""
-    return [role for role, _ in _written(model, text)]
-
-
-Place = tuple[int, int, int]
-"""Where a token lies in a text: in which text of a pair, or message of a conversation; its first character there, and the one
-after its last."""
+    written, tokens = _written(model, _as_written(model, text))
+    return [written.part_of(message) for message in tokens.messages]
 
 
 def places_of_tokens(model: LoadedModel, text: Any, ids: Sequence[int]) -> list[Place | None] | None:
-    """Where each token of a text lies; None for special tokens and those of a template.
-
-    A template may have stripped a message, whose characters are counted without the space around it.
+    """Where each token of a text lies; None for special tokens, and those of a prompt or a template.
 
     Args:
         text: A text, a pair of texts, or a conversation.
@@ -226,36 +225,98 @@ def places_of_tokens(model: LoadedModel, text: Any, ids: Sequence[int]) -> list[
     Returns:
         None if the tokenizer does not know where tokens are, or reads the text in another way than it was tokenized.
     """
-    if is_messages(text):
-        return [place for _, place in _written(model, text)]
-    if not getattr(model.tokenizer, "is_fast", False):
-        return None
-    texts = text if isinstance(text, tuple) else (text,)
-    encoding = model.tokenizer(*texts, return_offsets_mapping=True, verbose=False)
-    if list(encoding["input_ids"]) != list(ids):
-        return None
-    spans = zip(encoding.sequence_ids(0), encoding["offset_mapping"], strict=True)
-    return [None if part is None else (part, start, end) for part, (start, end) in spans]
+    example = _as_written(model, text)
+    if example.messages is not None:
+        written, tokens = _written(model, example)
+        count = len(text) if isinstance(text, list | tuple) else 1
+        # Without what the system says to a reranker; many templates strip messages.
+        given = [
+            (start - (len(said) - len(said.lstrip())) * (end - start < len(said)), end)
+            for (start, end), (_, said, _) in zip(written.messages, example.messages, strict=True)
+        ][-count:]
+        beside = len(example.messages) - count
+        found = [
+            None if message is None else (message - beside, *span)
+            for message, span in zip(tokens.messages, tokens.spans, strict=True)
+        ]
+    else:
+        texts = _texts_of(example)
+        encoding = encoded(model.tokenizer, *texts)
+        if encoding.encodings is None or list(encoding["input_ids"]) != list(ids):
+            return None
+        before = len(example.text) - len(text if isinstance(text, str) else text[0])
+        given = [(before, len(example.text)), *((0, len(second)) for second in texts[1:])]
+        found = places_of(encoding.encodings[0], texts)
+    places: list[Place | None] = []
+    for place in found:
+        start, end = (0, 0) if place is None or place[0] < 0 else _within(place[1:], given[place[0]])
+        places.append((place[0], start, end) if place is not None and start < end else None)
+    return places
 
 
-def _written(model: LoadedModel, text: list[dict[str, str]]) -> list[tuple[str, Place | None]]:
-    """The role of each token of a conversation, and its place in a message."""
+def tokens_after(model: LoadedModel, text: Any, ids: Sequence[int], answer: str) -> list[int]:
+    """The tokens of an answer that follows a text: those that both have together, without those of the text.
+
+    If the tokenizer writes the text's own tokens differently with the answer behind it, or the text is not known, those that
+    the answer has behind other texts.
+
+    Args:
+        text: As in `places_of_tokens`.
+        ids: The tokens that the answer follows.
+    """
+    require_unicode(answer)
+    whole: list[int] = []
+    if isinstance(text, str | tuple) or is_messages(text):
+        example = _as_written(model, text)
+        if example.messages is not None:
+            written, _ = _written(model, example)
+            whole = list(encoded(model.tokenizer, written.text + answer, special=False)["input_ids"])
+        else:
+            *before, last = _texts_of(example)
+            whole = model.without_ending(list(encoded(model.tokenizer, *before, last + answer)["input_ids"]))
+        if whole[: len(ids)] == list(ids):
+            return whole[len(ids) :]
+        say_once(
+            "an answer follows a text whose last token the tokenizer would join with the answer's first characters; it is read "
+            "behind the text's own tokens. An answer usually begins with a space, and the text before it ends with none"
+        )
+    return continuation(model.tokenizer, answer)
+
+
+def number_of_tokens(model: LoadedModel, texts: Sequence[str]) -> int:
+    """The number of tokens of a text or a pair, however long it is."""
+    example = model.rule.applied(Example(*texts))
+    if example.messages is not None:
+        return len(_written(model, example)[1].ids)
+    return len(encoded(model.tokenizer, *_texts_of(example))["input_ids"])
+
+
+def _as_written(model: LoadedModel, text: Any) -> Example:
+    """A text, a pair or a conversation as the model's own rule writes it."""
+    given = Example("", messages=messages_in(text)) if is_messages(text) else Example(*parts_of(text))
+    return model.rule.applied(given)
+
+
+def _texts_of(example: Example) -> list[str]:
+    return [example.text] if example.text_pair is None else [example.text, example.text_pair]
+
+
+def _within(span: Span, part: Span) -> Span:
+    """A span counted from the beginning of a part, as far as it lies within."""
+    return max(span[0], part[0]) - part[0], min(span[1], part[1]) - part[0]
+
+
+def _written(model: LoadedModel, example: Example) -> "tuple[Conversation, Tokens]":
+    """A conversation as it is written, and its tokens."""
     from normscope.data.conversations import awaits_answer, conversation, template_of, tokens_of
 
-    messages = messages_in(text)
+    messages = example.messages or ()
     with _in_terms_of_messages():
-        written = conversation(template_of(model.tokenizer, model.name), messages, prompt=awaits_answer(messages))
+        template = template_of(model.tokenizer, model.name, model.rule.chat)
+        written = conversation(template, messages, prompt=awaits_answer(messages))
     if isinstance(written, str):  # which `batch_from_texts` refuses as well
         raise InputError(f"messages: {written}")
-    _, roles, spans = tokens_of(model.tokenizer, written)
-    places: list[Place | None] = []
-    for start, end in spans:
-        at = written.part_of(start, end)
-        # Every second part is a message, and what is between them is the template's.
-        begin = written.starts[at]
-        stop = written.starts[at + 1] if at + 1 < len(written.starts) else len(written.text)
-        places.append((at // 2, max(start, begin) - begin, min(end, stop) - begin) if at % 2 else None)
-    return [*zip(roles, places, strict=True)]
+    return written, tokens_of(model.tokenizer, written)
 
 
 @contextlib.contextmanager
@@ -326,6 +387,11 @@ def _sequences(model: LoadedModel, encoder: Encoder, encoding: BatchEncoding) ->
         tokens = np.asarray(row_ids, dtype=np.int64)[np.asarray(row_mask, dtype=bool)]
         if not len(tokens):
             raise InputError("expected at least one token per text, got a BatchEncoding with a text that has none")
+        if not set(row_mask) <= {0, 1} or 0 in row_mask[row_mask.index(1) : len(row_mask) - row_mask[::-1].index(1)]:
+            raise InputError(
+                "expected the BatchEncoding's attention_mask to be 0 at padding, before or behind a text, and 1 at its tokens; "
+                "to leave out tokens inside it, pass the text without them"
+            )
         if encoder.max_length is not None and len(tokens) > encoder.max_length:
             raise InputError(f"a text is longer than {encoder.max_length} tokens, the limit of {model.name}")
         if tokens.min() < 0 or tokens.max() >= model.vocabulary:
@@ -341,8 +407,8 @@ def _sequences(model: LoadedModel, encoder: Encoder, encoding: BatchEncoding) ->
 
 
 def _token_types(model: LoadedModel, types: np.ndarray, *, given: bool) -> np.ndarray | None:
-    """The `token_type_ids` of a text that the model reads: those that were given, whatever it makes of them; zeros if it reads
-    segments and none were given; None if it takes none.
+    """The `token_type_ids` of a text that the model reads: those that were given, whatever it makes of them; zeros if it has a
+    table of segments and none were given; None if it takes none.
 
     Raises:
         InputError: If the model cannot look up those that were given.
