@@ -262,7 +262,8 @@ def test_a_reranker_reads_its_own_template(kind, folder_of_reranker, tmp_path):
         found = normscope.attribute(model, PAIR, normscope.NextToken("yes"), against="no")
         assert isinstance(found, Attribution)
         assert found.target == pytest.approx(score, rel=1e-4)
-        places = places_of_tokens(model, PAIR, [])
+        expected = encoder.preprocess([PAIR], prompt=model.rule.prompt or None)["input_ids"]
+        places = places_of_tokens(model, PAIR, expected[0].tolist())
         for side, name in enumerate(("first text", "second text")):
             inside = [place is not None and place[0] == side for place in places]
             assert found.spans[name] == pytest.approx(found.scores[inside].sum(), abs=1e-7)
@@ -270,7 +271,6 @@ def test_a_reranker_reads_its_own_template(kind, folder_of_reranker, tmp_path):
                 PAIR[side][place[1] : place[2]] for place in places if place is not None and place[0] == side
             )
             assert said.replace(" ", "") == PAIR[side].replace(" ", "")
-        expected = encoder.preprocess([PAIR], prompt=model.rule.prompt or None)["input_ids"]
         assert batch_from_texts(model, PAIR).input_ids.tolist() == expected.tolist()
         result = normscope.run("mixing", texts=[PAIR], model=model)
         assert result.facts["tokens"] == expected.shape[1]
@@ -334,7 +334,10 @@ def test_an_answer_says_what_it_does_not_obey(caplog):
     config = model.next_token_head.generation_config
     config.do_sample, config.temperature, config.repetition_penalty, config.top_p = True, 0.6, 1.3, 1.0
     normscope.attribute(model, "the capital", normscope.Answer(tokens=2))
-    assert "without do_sample=True, temperature=0.6, repetition_penalty=1.3 of the generation config" in caplog.text
+    assert (
+        "without do_sample=True, temperature=0.6, top_p=1.0, repetition_penalty=1.3 of LlamaForCausalLM's"
+        in caplog.text
+    )
 
 
 def test_a_masked_token_needs_a_mask_token(causal):

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import BatchEncoding, GenerationConfig
+from transformers import BatchEncoding
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.api.arguments import chosen, single_text
@@ -64,7 +64,7 @@ def attributed_answer(
 
     Args:
         text: What the answers follow, as it is given.
-        prompt: The same as a batch. Answers come before the special tokens that the tokenizer puts behind a text.
+        prompt: The same as a batch.
         target: The answer.
         asked: What it is compared with, and how; its target is left aside.
         owners: The span of each token of the prompt; None without spans.
@@ -74,12 +74,12 @@ def attributed_answer(
     if isinstance(against, int):
         raise InputError(f"against={against}: expected another answer, as a text or a list of token ids")
     _ = model.verification
-    ids = model.without_ending(prompt.input_ids[0].tolist())
-    length = len(ids)
-    found = [_attribute(model, text, prompt, ids, target, asked)]
+    prompt = _without_ending(model, prompt)
+    length = prompt.input_ids.shape[1]
+    found = [_attribute(model, text, prompt, target, asked)]
     if against is not None:
         other = dataclasses.replace(target, answer=against, matrix=False)
-        found.append(_attribute(model, text, prompt, ids, other, asked))
+        found.append(_attribute(model, text, prompt, other, asked))
     names = [each.batch.unit_texts(model.tokenizer) for each in found]
     numbers = [each.batch.unit_numbers for each in found]
     asked_units = len({*numbers[0][:length].tolist()})
@@ -165,25 +165,35 @@ class _Found(NamedTuple):
     """What the parts of the model add to the sum; None unless asked for."""
 
 
-def _attribute(
-    model: LoadedModel, text: object, prompt: Batch, before: list[int], target: Answer, asked: AttributionCall
-) -> _Found:
+def _without_ending(model: LoadedModel, prompt: Batch) -> Batch:
+    """A text without the special tokens that the tokenizer puts behind it: an answer comes before them."""
+    return _extended(model, prompt, model.without_ending(prompt.input_ids[0].tolist()), Level.token)
+
+
+def _extended(model: LoadedModel, prompt: Batch, ids: Sequence[int], level: Level) -> Batch:
+    """A text with these tokens, which begin or continue those of a prompt and have its segment ids."""
+    fields = {"input_ids": [list(ids)], "attention_mask": [[1] * len(ids)]}
+    if prompt.token_type_ids is not None:
+        types = prompt.token_type_ids[0].tolist()
+        fields["token_type_ids"] = [(types + types[-1:] * len(ids))[: len(ids)]]
+    return single_text(model, BatchEncoding(fields), "attribute", level)
+
+
+def _attribute(model: LoadedModel, text: object, prompt: Batch, target: Answer, asked: AttributionCall) -> _Found:
     """Attribute an answer, in one pass over the prompt and the answer.
 
     Args:
         text: What the answer follows, as it is given.
         prompt: The same as a batch.
-        before: Those of its tokens that the answer follows.
 
     Raises:
         InputError: If the answer is empty, invalid or too long, or the model predicts no tokens.
     """
     head = required(model, Head.NEXT_TOKEN, "Answer").model
     measure = chosen("measure", target.measure, AnswerMeasure)
-    types = None if prompt.token_type_ids is None else prompt.token_type_ids[0, : len(before)].tolist()
+    before: list[int] = prompt.input_ids[0].tolist()
     if target.answer is None:
-        read = single_text(model, _encoding(before, types), "attribute")
-        answer = _continued(model, head, read, target.tokens)
+        answer = _continued(model, head, prompt, target.tokens)
     else:
         answer = _given(model, text, before, target.answer)
     ids = [*before, *answer[:-1]]
@@ -192,7 +202,7 @@ def _attribute(
             f"answer: the text ({counted(len(before), 'token')}) and the answer ({len(answer)}) exceed {model.max_length} "
             f"tokens, the limit of {model.name}"
         )
-    batch = single_text(model, _encoding(ids, types), "attribute", asked.level)
+    batch = _extended(model, prompt, ids, asked.level)
     by_part = asked.columns is not None
     passed = held_pass(model.model, model.layout, batch.model_inputs(), head, parts=by_part, through=asked.through)
     by_token, effects = None, None
@@ -226,18 +236,6 @@ def _values(passed: HeldPass, position: int, answer: Sequence[int], measure: Ans
     return logits.gather(-1, torch.tensor(answer, device=logits.device)[:, None])[:, 0]
 
 
-def _encoding(ids: Sequence[int], types: Sequence[int] | None) -> BatchEncoding:
-    """Tokens as the model reads them.
-
-    Args:
-        types: The segment ids of the first of them; the others have that of the last.
-    """
-    fields = {"input_ids": [list(ids)], "attention_mask": [[1] * len(ids)]}
-    if types is not None:
-        fields["token_type_ids"] = [[*types, *types[-1:] * (len(ids) - len(types))]]
-    return BatchEncoding(fields)
-
-
 def _given(model: LoadedModel, text: object, before: Sequence[int], answer: str | list[int]) -> tuple[int, ...]:
     if isinstance(answer, str):
         answer = tokens_after(model, text, before, answer)
@@ -248,26 +246,10 @@ def _given(model: LoadedModel, text: object, before: Sequence[int], answer: str 
     return tuple(answer)
 
 
-_WITHOUT_EFFECT = re.compile(
-    r"_.*|(eos|bos|pad|decoder_start)_token_id|max_(length|new_tokens)|transformers_version|(output|cache|assistant)_.*|.*cache.*"
-    r"|return_dict.*|.*compile.*|num_return_sequences|is_assistant|low_memory"
+_OBEYED = re.compile(
+    "_.*|.*(bos|eos|pad|start)_token_id|max_(length|new_tokens)|transformers_version|.*cache.*|output_.*"
 )
-"""Settings of generation that change no token, that an answer obeys (`eos_token_id`), or that `Answer.tokens` replaces."""
-
-_SAMPLED = re.compile("temperature|(top|min|typical)_[kph]|(epsilon|eta)_cutoff")
-"""Settings of sampling, which is off unless `do_sample` is set."""
-
-
-def _disobeyed(config: GenerationConfig | None) -> list[str]:
-    """Settings of a model's generation that an answer of the most likely tokens does not obey."""
-    settings = {} if config is None else config.to_diff_dict()
-    return [
-        f"{name}={value}"
-        for name, value in settings.items()
-        if (value is True or value not in (None, False, 1, []))
-        and not _WITHOUT_EFFECT.fullmatch(name)
-        and (settings.get("do_sample") or not _SAMPLED.fullmatch(name))
-    ]
+"""Settings of generation that an answer obeys, that `Answer.tokens` replaces, or that change no token."""
 
 
 def _continued(model: LoadedModel, head: PreTrainedModel, prompt: Batch, longest: int) -> tuple[int, ...]:
@@ -275,10 +257,11 @@ def _continued(model: LoadedModel, head: PreTrainedModel, prompt: Batch, longest
     if longest < 1:
         raise InputError(f"tokens={longest}: expected at least 1")
     config = head.generation_config
-    if settings := _disobeyed(config):
+    settings = {} if config is None else config.to_diff_dict()
+    left = ", ".join(f"{name}={value}" for name, value in settings.items() if not _OBEYED.fullmatch(name))
+    if left:
         say_once(
-            f"Answer(): the most likely token at each step, without {printable(', '.join(settings), 200)} of the generation "
-            f"config of {model.name}"
+            f"Answer(): the most likely token at each step, without {printable(left, 200)} of {model.name}'s generation config"
         )
     inputs = dict(prompt.model_inputs())
     length = prompt.input_ids.shape[1]

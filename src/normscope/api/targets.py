@@ -23,7 +23,7 @@ from normscope.models.load.any_module import returned_vectors
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.predictor import Predictor, last_of_text, masks_in
 from normscope.models.load.task_heads import Head
-from normscope.models.load.text_batches import Text, describe_type
+from normscope.models.load.text_batches import Text, describe_type, say_once
 from normscope.models.stored.logit_meaning import LogitMeaning
 from normscope.rounding import number
 
@@ -272,6 +272,8 @@ def required(model: LoadedModel, kind: Head, target: str) -> Predictor:
 
 def _similarity(model: LoadedModel, target: SimilarityTo) -> PreparedTarget:
     embedder = chosen_embedder(model, target.pooling)
+    if any(embedder.default_prompts()):
+        say_once(f"SimilarityTo: texts are read without the default prompt of {model.name}; put it into both of them")
     other = single_text(model, target.text, "SimilarityTo")
     with torch.inference_mode():
         returned = returned_vectors(model.model(**other.model_inputs()))

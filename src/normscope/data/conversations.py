@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -44,19 +43,14 @@ class Conversation(NamedTuple):
     """A conversation as a template writes it."""
 
     text: str
-    starts: tuple[int, ...]
-    """Where each part of the text begins, in order; the first begins at 0."""
+    messages: tuple[Span, ...]
+    """Where each message lies."""
     parts: tuple[str, ...]
-    """The name of each part."""
-
-    @property
-    def messages(self) -> list[Span]:
-        """Where each message lies: every second part is one."""
-        return [*itertools.pairwise((*self.starts, len(self.text)))][1::2]
+    """Which part of the conversation each is."""
 
     def part_of(self, message: int | None) -> str:
-        """The name of a message's part; None stands for what the template adds."""
-        return "template" if message is None else self.parts[2 * message + 1]
+        """The part that a message is; None stands for what the template adds."""
+        return "template" if message is None else self.parts[message]
 
 
 def messages_of(cell: Any, place: str) -> tuple[Message, ...] | str:
@@ -159,7 +153,8 @@ def conversation(template: ChatTemplate, messages: Sequence[Message], *, prompt:
         text, pattern = template.rendered(both, prompt=prompt)
     except RejectedError as error:
         return REJECTED.format(reason=error)
-    starts, parts, place, rest = [0], ["template"], 0, pattern
+    spans: list[Span] = []
+    place, rest = 0, pattern
     for message, mark in zip(messages, marks, strict=True):
         around, found, rest = rest.partition(mark)
         if not found or not text.startswith(around, place):
@@ -171,10 +166,10 @@ def conversation(template: ChatTemplate, messages: Sequence[Message], *, prompt:
         )
         if content is None:
             return REWRITTEN
-        starts += [place, place + len(content)]
-        parts += [PART_OF_ROLE[message.role], "template"]
+        spans.append((place, place + len(content)))
         place += len(content)
-    return Conversation(text, tuple(starts), tuple(parts)) if text[place:] == rest else REWRITTEN
+    parts = tuple(PART_OF_ROLE[message.role] for message in messages)
+    return Conversation(text, tuple(spans), parts) if text[place:] == rest else REWRITTEN
 
 
 def awaits_answer(messages: Sequence[Message]) -> bool:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from normscope.data.options import Level
@@ -129,9 +129,9 @@ def read(model: LoadedModel, text: str, limit: Limit, *, chat: bool = False) -> 
     given = as_given(model, text, chat=chat)
     longest = limit.tokens if model.max_length is None else min(limit.tokens, model.max_length)
     which = limit.name if longest == limit.tokens else f"the limit of {model.name}"
+    if _fits(model, given, longest):
+        return Read(text, given, "", chat)
     if chat:
-        if len(roles_of(model, given)) <= longest:
-            return Read(text, given, "", chat)
         cut = _cut(text, lambda part: _conversation_fits(model, part, longest))
         if not cut:
             raise InputError(
@@ -139,10 +139,8 @@ def read(model: LoadedModel, text: str, limit: Limit, *, chat: bool = False) -> 
             )
     else:
         first, separator, second = text.partition(SEPARATOR)
-        if _fits(model, (first, second) if separator else (first,), longest):
-            return Read(text, given, "", chat)
         half = longest // 2 if separator else longest
-        cut = _cut(first, lambda part: _fits(model, (part,), half))
+        cut = _cut(first, lambda part: _fits(model, part, half))
         if separator:
             before = cut
             cut += SEPARATOR + _cut(second, lambda part: _fits(model, (before, part), longest))
@@ -160,19 +158,20 @@ def count_of(model: LoadedModel, given: Any) -> int:
     return max(batch.input_ids.shape[1], batch.keys.input_ids.shape[1])
 
 
-def _fits(model: LoadedModel, texts: Sequence[str], longest: int) -> bool:
-    if model.layout.reads_target and len(texts) > 1:
-        return all(_fits(model, (text,), longest) for text in texts)
+def _fits(model: LoadedModel, given: Any, longest: int) -> bool:
+    if isinstance(given, tuple):
+        if model.layout.reads_target:
+            return all(_fits(model, text, longest) for text in given)
+        beginning: Any = tuple(text[: (longest + 1) * _CHARACTERS] for text in given)
+    else:
+        beginning = given[: (longest + 1) * _CHARACTERS]
     # The beginning alone tells of most texts that are much too long.
-    for shown in ([text[: (longest + 1) * _CHARACTERS] for text in texts], texts):
-        if number_of_tokens(model, shown) > longest:
-            return False
-    return True
+    return all(number_of_tokens(model, text) <= longest for text in (beginning, given))
 
 
 def _conversation_fits(model: LoadedModel, text: str, longest: int) -> bool:
     try:
-        return len(roles_of(model, as_given(model, text, chat=True))) <= longest
+        return _fits(model, as_given(model, text, chat=True), longest)
     except InputError:  # of nothing, for instance
         return False
 

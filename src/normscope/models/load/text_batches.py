@@ -18,7 +18,7 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example, Message
 from normscope.data.options import DatasetKind, DatasetOptions, Level
 from normscope.data.token_sequence import TokenSequence
-from normscope.data.tokenization import Place, Span, continuation, encoded, places_of
+from normscope.data.tokenization import Place, continuation, encoded, owners_of, places_of
 from normscope.data.words import NO_WORD, unit_numbers
 from normscope.errors import InputError, one_line, printable
 from normscope.models.load.loaded import LoadedModel
@@ -26,7 +26,7 @@ from normscope.models.load.tokenizer_loading import TokenNames
 from normscope.rounding import counted
 
 if TYPE_CHECKING:
-    from normscope.data.conversations import Conversation, Tokens
+    from normscope.data.conversations import Conversation
 
 Text = str | tuple[str, str] | list[int] | list[dict[str, str]] | Tensor | np.ndarray
 """A text, a pair of texts, a conversation (messages with `role` and `content`), or token ids: a list, an array or a tensor."""
@@ -211,8 +211,10 @@ def messages_in(text: list[dict[str, str]]) -> tuple[Message, ...]:
 
 def roles_of(model: LoadedModel, text: list[dict[str, str]]) -> list[str]:
     """The role that says each token of a conversation, as `batch_from_texts` writes it, or `template`."""
-    written, tokens = _written(model, _as_written(model, text))
-    return [written.part_of(message) for message in tokens.messages]
+    from normscope.data.conversations import tokens_of
+
+    written = _written(model, _as_written(model, text))
+    return [written.part_of(message) for message in tokens_of(model.tokenizer, written).messages]
 
 
 def places_of_tokens(model: LoadedModel, text: Any, ids: Sequence[int]) -> list[Place | None] | None:
@@ -225,32 +227,17 @@ def places_of_tokens(model: LoadedModel, text: Any, ids: Sequence[int]) -> list[
     Returns:
         None if the tokenizer does not know where tokens are, or reads the text in another way than it was tokenized.
     """
-    example = _as_written(model, text)
-    if example.messages is not None:
-        written, tokens = _written(model, example)
-        count = len(text) if isinstance(text, list | tuple) else 1
-        # Without what the system says to a reranker; many templates strip messages.
-        given = [
-            (start - (len(said) - len(said.lstrip())) * (end - start < len(said)), end)
-            for (start, end), (_, said, _) in zip(written.messages, example.messages, strict=True)
-        ][-count:]
-        beside = len(example.messages) - count
-        found = [
-            None if message is None else (message - beside, *span)
-            for message, span in zip(tokens.messages, tokens.spans, strict=True)
-        ]
-    else:
-        texts = _texts_of(example)
-        encoding = encoded(model.tokenizer, *texts)
-        if encoding.encodings is None or list(encoding["input_ids"]) != list(ids):
-            return None
-        before = len(example.text) - len(text if isinstance(text, str) else text[0])
-        given = [(before, len(example.text)), *((0, len(second)) for second in texts[1:])]
-        found = places_of(encoding.encodings[0], texts)
-    places: list[Place | None] = []
-    for place in found:
-        start, end = (0, 0) if place is None or place[0] < 0 else _within(place[1:], given[place[0]])
-        places.append((place[0], start, end) if place is not None and start < end else None)
+    encoding, texts, parts = _read(model, text)
+    if encoding.encodings is None or encoding["input_ids"] != list(ids):
+        return None
+    places: list[Place | None] = [None] * len(ids)
+    found = places_of(encoding.encodings[0], texts)
+    for number, (side, start, end, lead) in enumerate(parts):
+        spans = [None if place is None or place[0] != side else place[1:] for place in found]
+        for at, owner in enumerate(owners_of(spans, [(start, end)])):
+            span = spans[at]
+            if owner is not None and span is not None:
+                places[at] = number, max(span[0] - start, 0) + lead, min(span[1], end) - start + lead
     return places
 
 
@@ -265,15 +252,9 @@ def tokens_after(model: LoadedModel, text: Any, ids: Sequence[int], answer: str)
         ids: The tokens that the answer follows.
     """
     require_unicode(answer)
-    whole: list[int] = []
     if isinstance(text, str | tuple) or is_messages(text):
-        example = _as_written(model, text)
-        if example.messages is not None:
-            written, _ = _written(model, example)
-            whole = list(encoded(model.tokenizer, written.text + answer, special=False)["input_ids"])
-        else:
-            *before, last = _texts_of(example)
-            whole = model.without_ending(list(encoded(model.tokenizer, *before, last + answer)["input_ids"]))
+        whole = list(_read(model, text, behind=answer)[0]["input_ids"])
+        whole = whole if is_messages(text) or model.rule.chat is not None else model.without_ending(whole)
         if whole[: len(ids)] == list(ids):
             return whole[len(ids) :]
         say_once(
@@ -283,40 +264,60 @@ def tokens_after(model: LoadedModel, text: Any, ids: Sequence[int], answer: str)
     return continuation(model.tokenizer, answer)
 
 
-def number_of_tokens(model: LoadedModel, texts: Sequence[str]) -> int:
-    """The number of tokens of a text or a pair, however long it is."""
-    example = model.rule.applied(Example(*texts))
+def number_of_tokens(model: LoadedModel, text: Any) -> int:
+    """The number of tokens of a text, a pair or a conversation, however long it is."""
+    return len(_read(model, text)[0]["input_ids"])
+
+
+def _read(
+    model: LoadedModel, text: Any, behind: str = ""
+) -> tuple[BatchEncoding, list[str], list[tuple[int, int, int, int]]]:
+    """A text, a pair or a conversation as a tokenizer reads it, with more text behind it.
+
+    Returns:
+        The tokens; the texts that the tokenizer has read; and where what was given lies in these: in which text, between which
+        characters, and how many characters a template has stripped before it.
+    """
+    example = _as_written(model, text)
     if example.messages is not None:
-        return len(_written(model, example)[1].ids)
-    return len(encoded(model.tokenizer, *_texts_of(example))["input_ids"])
+        written = _written(model, example)
+        parts = [
+            (0, start, end, (len(said) - len(said.lstrip())) * (end - start < len(said)))
+            for (start, end), (_, said, _) in zip(written.messages, example.messages, strict=True)
+        ]
+        given = len(text) if isinstance(text, list | tuple) else 1  # without what the system says to a reranker
+        texts = [written.text + behind]
+        return encoded(model.tokenizer, *texts, special=False), texts, parts[-given:]
+    texts = [example.text] if example.text_pair is None else [example.text, example.text_pair]
+    before = len(example.text) - len(text if isinstance(text, str) else text[0])
+    parts = [(side, 0 if side else before, len(each), 0) for side, each in enumerate(texts)]
+    texts[-1] += behind
+    return encoded(model.tokenizer, *texts), texts, parts
 
 
 def _as_written(model: LoadedModel, text: Any) -> Example:
     """A text, a pair or a conversation as the model's own rule writes it."""
-    given = Example("", messages=messages_in(text)) if is_messages(text) else Example(*parts_of(text))
-    return model.rule.applied(given)
+    if is_messages(text):
+        return model.rule.applied(Example("", messages=messages_in(text)))
+    first, *second = parts_of(text)
+    return model.rule.applied(Example(first, second[0] if second else None))
 
 
-def _texts_of(example: Example) -> list[str]:
-    return [example.text] if example.text_pair is None else [example.text, example.text_pair]
+def _written(model: LoadedModel, example: Example) -> "Conversation":
+    """A conversation in its template.
 
-
-def _within(span: Span, part: Span) -> Span:
-    """A span counted from the beginning of a part, as far as it lies within."""
-    return max(span[0], part[0]) - part[0], min(span[1], part[1]) - part[0]
-
-
-def _written(model: LoadedModel, example: Example) -> "tuple[Conversation, Tokens]":
-    """A conversation as it is written, and its tokens."""
-    from normscope.data.conversations import awaits_answer, conversation, template_of, tokens_of
+    Raises:
+        InputError: If the template rejects it, as `batch_from_texts` does.
+    """
+    from normscope.data.conversations import awaits_answer, conversation, template_of
 
     messages = example.messages or ()
     with _in_terms_of_messages():
         template = template_of(model.tokenizer, model.name, model.rule.chat)
         written = conversation(template, messages, prompt=awaits_answer(messages))
-    if isinstance(written, str):  # which `batch_from_texts` refuses as well
+    if isinstance(written, str):
         raise InputError(f"messages: {written}")
-    return written, tokens_of(model.tokenizer, written)
+    return written
 
 
 @contextlib.contextmanager

@@ -32,12 +32,7 @@ from normscope.models.load.tokenizer_loading import TokenNames, check_tokenizer
 from normscope.models.prove.verification import verify_same_outputs
 from normscope.models.sites.layout import ModelLayout, Stack, embeddings_of
 from normscope.models.stored.config_checks import check_not_quantised, check_supported
-from normscope.models.stored.embedder_files import (
-    all_settings_in_memory,
-    embedder_in_memory,
-    kind_of_encoder,
-    rule_in_memory,
-)
+from normscope.models.stored.embedder_files import embedder_in_memory, kind_of_encoder, rule_in_memory
 from normscope.models.stored.random_state import drawing
 from normscope.models.stored.text_tower import base_of, text_tower
 from normscope.models.stored.weight_checks import check_finite
@@ -135,7 +130,7 @@ def _encoder_of_library(
         loaded,
         max_length=min(lengths, default=None),
         require_current=_watching(encoder, loaded),
-        rule=rule_in_memory(encoder, loaded.name),
+        rule=rule_in_memory(encoder, loaded.name)[0],
     )
     if kind == "CrossEncoder":
         _check_tokens(encoder, loaded)
@@ -159,12 +154,16 @@ def _check_tokens(encoder: Any, loaded: LoadedModel) -> None:
 
 def _watching(encoder: nn.Module, loaded: LoadedModel) -> Callable[[], None]:
     """A check that neither the model in an encoder nor the modules beside it have changed."""
-    reference, state, settings = weakref.ref(encoder), _state(encoder, set()), all_settings_in_memory(encoder)
+
+    def settings(whole: nn.Module) -> tuple[object, ...]:
+        return _state(whole, set()), rule_in_memory(whole, loaded.name)
+
+    reference, state = weakref.ref(encoder), settings(encoder)
 
     def require_current() -> None:
         loaded.require_current()
         whole = reference()
-        if whole is not None and (_state(whole, set()) != state or all_settings_in_memory(whole) != settings):
+        if whole is not None and settings(whole) != state:
             raise InputError(_CHANGED.format(loaded.name))
 
     return require_current

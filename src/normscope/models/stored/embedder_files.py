@@ -179,17 +179,16 @@ def _settings_in_memory(encoder: nn.Module) -> Mapping[str, Any]:
     return {name: getattr(encoder, name, None) for name in named} | {"model_type": kind_of_encoder(encoder)}
 
 
-def all_settings_in_memory(encoder: nn.Module) -> str:
-    """Everything about an encoder in memory, apart from weights, that changes tokens or embeddings; as one text."""
-    children = list(encoder.children())
-    tokenizer = getattr(encoder, "tokenizer", None)
-    of_tokenizer = [getattr(tokenizer, name, None) for name in ("model_max_length", "truncation_side", "chat_template")]
-    return repr((_settings_in_memory(encoder), _knobs(children[0]), [*map(_config_in_memory, children)], of_tokenizer))
-
-
-def rule_in_memory(encoder: nn.Module, name: str) -> TextRule:
-    """How an encoder in memory writes texts; see `rule_of`."""
-    return _rule(_settings_in_memory(encoder), _knobs(next(iter(encoder.children()))), name)
+def rule_in_memory(encoder: nn.Module, name: str) -> tuple[TextRule, str]:
+    """How an encoder in memory writes texts, see `rule_of`; and all settings of its modules and tokenizer, as one text."""
+    modules, settings, tokenizer = (
+        [*encoder.children()],
+        _settings_in_memory(encoder),
+        getattr(encoder, "tokenizer", None),
+    )
+    knobs = _knobs(modules[0])
+    of_tokenizer = [getattr(tokenizer, key, None) for key in ("model_max_length", "truncation_side", "chat_template")]
+    return _rule(settings, knobs, name), repr((settings, knobs, [*map(_config_in_memory, modules)], of_tokenizer))
 
 
 def rule_of(folder: Path | None, name: str) -> TextRule:
