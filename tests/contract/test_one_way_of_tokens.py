@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import CrossEncoder
+from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from sentence_transformers.models import Pooling
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import nn
 from transformers import (
     AutoModelForSequenceClassification,
@@ -24,9 +25,12 @@ from transformers import (
 
 import normscope
 from normscope.api.attribution import Attribution
+from normscope.cli.command_line import text_of
 from normscope.data.corpora import open_corpus
+from normscope.data.encoding import Encoder
 from normscope.data.examples import Example
 from normscope.data.options import DatasetKind, DatasetOptions
+from normscope.data.token_texts import TokenTexts
 from normscope.data.tokenization import continuation
 from normscope.data.words import token_words
 from normscope.errors import InputError
@@ -135,6 +139,36 @@ def test_a_token_is_the_text_that_was_asked_for(causal):
     )
     with pytest.raises(InputError, match="expected a single token, got 2"):
         token_number(tokenizer, "ü")
+
+
+def dropping_line_breaks():
+    """As T5's and Marian's: white space separates words, and is nothing else."""
+    pieces = [
+        ("<unk>", 0.0),
+        *((piece, -1.0) for piece in ("▁the", "▁Haus", "Haus", "▁")),
+        *((x, -9.0) for x in "aehstuH."),
+    ]
+    tokenizer = Tokenizer(models.Unigram(pieces, 0, False))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.Replace(Regex(" {2,}"), " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def test_a_word_begins_a_word_where_line_breaks_are_dropped():
+    tokenizer = dropping_line_breaks()
+    assert tokenizer("the\nHaus")["input_ids"] == tokenizer("the Haus")["input_ids"]
+    for text in ("Haus", " Haus", "\nHaus"):
+        assert tokenizer.convert_ids_to_tokens(token_number(tokenizer, text)) == "▁Haus"
+    assert tokenizer.convert_ids_to_tokens(token_number(tokenizer, "▁Haus")) == "▁Haus"
+
+
+def test_an_analysis_joins_an_answer_as_answer_does(causal):
+    _, _, model = causal
+    encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0))
+    sequence, count = encoder.answered(Example("the capital", "is Paris"))
+    found = normscope.attribute(model, "the capital", normscope.Answer(" is Paris"))
+    assert found.sides["answer"] + 1 == count
+    assert found.tokens == tuple(TokenTexts(model.tokenizer).of(sequence.input_ids[:-1]))
 
 
 def test_a_letter_is_not_the_byte_that_bears_its_name():
@@ -374,3 +408,34 @@ def test_segments_of_annotated_texts_are_the_tokenizers():
     expected = tokenizer("the capital", return_token_type_ids=True)["token_type_ids"]
     assert expected[0] == 2
     assert token_words(tokenizer, "the capital", [(0, 3), (4, 11)], segments=True).segments == expected
+
+
+CHANGES = {
+    "length": lambda encoder: setattr(encoder, "max_seq_length", 3),
+    "default prompt": lambda encoder: setattr(encoder, "default_prompt_name", "q"),
+    "prompts": lambda encoder: encoder.prompts.update(q="Other: "),
+    "pooling": lambda encoder: setattr(encoder[1], "pooling_mode", ("cls",)),
+    "similarity": lambda encoder: setattr(encoder, "similarity_fn_name", "dot"),
+    "size": lambda encoder: setattr(encoder, "truncate_dim", 5),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_setting_of_an_encoder_is_seen(change, tokenizer, tmp_path):
+    folder = saved_with_head(AutoModelForSequenceClassification, "bert", tokenizer, tmp_path)
+    modules = [Transformer(str(folder)), Pooling(24)]
+    encoder = SentenceTransformer(modules=modules, device="cpu", prompts={"q": "Judge: "})
+    model = normscope.wrap(encoder)
+    normscope.similarity(model, *PAIR)
+    CHANGES[change](encoder)
+    with pytest.raises(InputError, match="wrap it again"):
+        normscope.similarity(model, *PAIR)
+    normscope.similarity(normscope.wrap(encoder), "a", "b")
+
+
+def test_a_file_of_one_text_ends_in_a_line_break_that_is_no_part_of_it(tmp_path, monkeypatch):
+    path = tmp_path / "letter.txt"
+    for written, read in (("  the capital\n", "  the capital"), ("a\n\n", "a\n"), ("a \r\n", "a ")):
+        path.write_bytes(written.encode())
+        monkeypatch.setattr("sys.argv", ["normscope", "explain", str(path)])
+        assert text_of("explain", lambda _: False) == read

@@ -320,7 +320,7 @@ def _next_of_translation(model: LoadedModel, text: object, asked: AttributionCal
         )
     batch = single_text(model, text, "attribute", asked.level)
     assert batch.source is not None
-    number = token_number(model.tokenizer, target.token)
+    number = token_number(model.tokenizer, target.token, target=True)
     passed = held_translation(head, batch.model_inputs(), through=asked.through)
     logits = passed.output.logits[0, -1]
     best = int(logits.argmax()) if number is None else number

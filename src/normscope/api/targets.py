@@ -43,7 +43,7 @@ class NextToken:
     """The logit of a token as the next one after the text, from a causal language model or a translation model."""
 
     token: str | int | None = None
-    """A word that is one token, or a token's name or number; the most likely one by default."""
+    """A text that is one token, otherwise the name of a token; or its number. The most likely one by default."""
     position: int | None = None
     """The position of the token that it follows, from 0; by default the text's last one, before any special tokens that the
     tokenizer puts behind a text."""
@@ -71,7 +71,7 @@ class MaskedToken:
     """The logit of a token in place of a mask in the text, from a masked language model."""
 
     token: str | int | None = None
-    """A word that is one token, or a token's name or number; the most likely one by default."""
+    """A text that is one token, otherwise the name of a token; or its number. The most likely one by default."""
     position: int | None = None
     """The position of the mask among the tokens, from 0; the first mask by default."""
 

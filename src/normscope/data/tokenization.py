@@ -36,15 +36,21 @@ def encoded(
     return tokenizer(**given, add_special_tokens=special, verbose=False, **arguments)
 
 
-def continuation(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The tokens of a text that follows others. By itself, SentencePiece would write it with a space before its first word."""
-    for before in ("\n", "."):
+def continuation(tokenizer: PreTrainedTokenizerBase, text: str, *, target: bool = False) -> list[int]:
+    """The tokens of a text that follows others. By itself, SentencePiece would write it with a space before its first word.
+
+    Args:
+        target: Whether it belongs to the target of a translation.
+    """
+    # A line break joins no letter, and a full stop no white space; where line breaks are dropped, words begin as in a new text.
+    for before in ("\n", *("." * text[:1].isspace())):
         context, whole = (
-            list(encoded(tokenizer, each, special=False)["input_ids"]) for each in (before, before + text)
+            list(encoded(tokenizer, each, special=False, target=target)["input_ids"])
+            for each in (before, before + text)
         )
         if whole[: len(context)] == context:
             return whole[len(context) :]
-    return list(encoded(tokenizer, text, special=False)["input_ids"])
+    return list(encoded(tokenizer, text, special=False, target=target)["input_ids"])
 
 
 def places_of(encoding: Encoding, texts: Sequence[str]) -> list[Place | None]:

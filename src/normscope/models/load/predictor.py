@@ -114,13 +114,16 @@ class Predictor:
         return {int(number): str(label) for number, label in (self.model.config.id2label or {}).items()}
 
 
-def token_number(tokenizer: Any, token: str | int | None, argument: str = "token") -> int | None:
+def token_number(
+    tokenizer: Any, token: str | int | None, argument: str = "token", *, target: bool = False
+) -> int | None:
     """The number of a token; None for None.
 
     Args:
         tokenizer: The tokenizer.
         token: A text that is one token, otherwise a token's name; or its number.
         argument: The name of the argument, for messages.
+        target: Whether it belongs to the target of a translation.
 
     Raises:
         InputError: If there is no such token, or the word is several.
@@ -131,7 +134,7 @@ def token_number(tokenizer: Any, token: str | int | None, argument: str = "token
         return token
     if isinstance(token, str):
         require_unicode(token)
-        pieces = continuation(tokenizer, token)
+        pieces = continuation(tokenizer, token, target=target)
         if len(pieces) == 1 and pieces[0] != tokenizer.unk_token_id:
             return int(pieces[0])
         if (known := TokenTexts(tokenizer).token(token)) is not None:
