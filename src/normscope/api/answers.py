@@ -74,7 +74,8 @@ def attributed_answer(
     if isinstance(against, int):
         raise InputError(f"against={against}: expected another answer, as a text or a list of token ids")
     _ = model.verification
-    prompt = _without_ending(model, prompt)
+    # An answer comes before the special tokens that the tokenizer puts behind a text, as a next token does.
+    prompt = _extended(model, prompt, model.without_ending(prompt.input_ids[0].tolist()), Level.token)
     length = prompt.input_ids.shape[1]
     found = [_attribute(model, text, prompt, target, asked)]
     if against is not None:
@@ -163,11 +164,6 @@ class _Found(NamedTuple):
     """The scores for each token of the answer; None unless `Answer.matrix`."""
     effects: Effects | None
     """What the parts of the model add to the sum; None unless asked for."""
-
-
-def _without_ending(model: LoadedModel, prompt: Batch) -> Batch:
-    """A text without the special tokens that the tokenizer puts behind it: an answer comes before them."""
-    return _extended(model, prompt, model.without_ending(prompt.input_ids[0].tolist()), Level.token)
 
 
 def _extended(model: LoadedModel, prompt: Batch, ids: Sequence[int], level: Level) -> Batch:

@@ -81,21 +81,17 @@ def text_of(command: str, is_key: Callable[[str], bool]) -> str | None:
         raise InputError(f"{command}: {text}: no such file; if it is a text, use - and pipe it to standard input")
     try:
         if text == "-":
-            return _without_line_end(_read_stdin())
+            return _read_stdin().removesuffix("\n").removesuffix("\r")
         if _is_file(text):
             with opened(Path(text)) as stream:
-                return _without_line_end(read(stream, Path(text), _LONGEST_TEXT).decode())
+                whole = read(stream, Path(text), _LONGEST_TEXT).decode()
+            return whole.removesuffix("\n").removesuffix("\r")
         text.encode()
     except InputError as error:
         raise InputError(f"{command}: {text}: expected a text in UTF-8: {error}") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{command}: {text}: expected a text in UTF-8: {one_line(error)}") from error
     return text
-
-
-def _without_line_end(text: str) -> str:
-    """A text without the line break that ends its file."""
-    return text.removesuffix("\n").removesuffix("\r")
 
 
 def _read_stdin() -> str:

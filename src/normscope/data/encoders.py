@@ -15,7 +15,7 @@ from normscope.data.examples import Annotation, CorpusCounts, Example
 from normscope.data.token_sequence import AnnotatedSentence, Segmenter, Sequences, TokenSequence
 from normscope.data.tokenization import encoded
 from normscope.data.units import Units
-from normscope.data.words import token_words, unit_numbers
+from normscope.data.words import WordTokens, token_words, unit_numbers
 from normscope.errors import InputError
 
 
@@ -83,19 +83,14 @@ class Texts(ExampleEncoder):
     def _annotated(self, example: Example, annotation: Annotation) -> TokenSequence:
         """A sentence whose words are annotated: each token has the word that it spells."""
         tokenizer, longest = self.sequences.tokenizer, self.sequences.max_length
-        segmented = self.sequences.segments
-        ids, words, owners, segments = token_words(tokenizer, example.text, annotation.spans, segments=segmented)
-        cut = example.shortened
-        if longest is not None and len(ids) > longest:
-            ids, words, owners, segments = token_words(
-                tokenizer, example.text, annotation.spans, segments=segmented, longest=longest
-            )
-            cut = True
+        (ids, words, owners, segments), cut = _within(
+            longest, tokenizer, example.text, annotation.spans, segments=self.sequences.segments
+        )
         inherited = None
         if self.column is not None:
             inherited = self.sequences.categories.of_words(words, annotation.columns[self.column])
         return dataclasses.replace(
-            self.sequences.made(ids, segments, cut=cut),
+            self.sequences.made(ids, segments, cut=cut or example.shortened),
             words=words,
             units=None if self.units is None else unit_numbers(words.tolist()),
             row=example.row,
@@ -203,6 +198,13 @@ class Prompts:
 NO_PROMPTS = Prompts()
 
 
+def _within(longest: int | None, *text: Any, **options: Any) -> tuple[WordTokens, bool]:
+    """What `token_words` makes of a text, truncated to a number of tokens if it has more; and whether it is."""
+    whole = token_words(*text, **options)
+    cut = longest is not None and len(whole.input_ids) > longest
+    return (token_words(*text, **options, longest=longest) if cut else whole), cut
+
+
 def prompt_length(tokenizer: PreTrainedTokenizerBase, prompt: str) -> int:
     """The number of tokens at the start of a text that a prompt takes, as sentence-transformers counts them."""
     ids = encoded(tokenizer, prompt)["input_ids"] if prompt else []
@@ -293,17 +295,10 @@ class TranslatedTexts(ExampleEncoder):
 
     def _cut(self, example: Example, translation: str) -> TokenSequence:
         """The tokens of both sides; one that is too long is truncated."""
-        tokenizer, longest, cut = self.sequences.tokenizer, self.sequences.max_length, example.shortened
-        sides = []
-        for text, is_target in ((example.text, False), (translation, True)):
-            side = encoded(tokenizer, text, target=is_target)["input_ids"]
-            if longest is not None and len(side) > longest:
-                side, cut = (
-                    encoded(tokenizer, text, target=is_target, truncation=True, max_length=longest)["input_ids"],
-                    True,
-                )
-            sides.append(side)
-        source, target = sides
+        tokenizer, longest = self.sequences.tokenizer, self.sequences.max_length
+        (source, *_), source_cut = _within(longest, tokenizer, example.text, ())
+        (target, *_), target_cut = _within(longest, tokenizer, translation, (), target=True)
+        cut = example.shortened or source_cut or target_cut
         ids = np.asarray(self.decoder_inputs(target), dtype=np.int64)
         return TokenSequence(ids, cut=cut, source_ids=np.asarray(source, dtype=np.int64))
 

@@ -48,8 +48,6 @@ class TokenTypes:
     """How many different ids it can look up; None if it looks them up nowhere."""
     segments: bool
     """Whether they say which text of a pair a token belongs to."""
-    of_tokens: bool = False
-    """Whether they are looked up among the tokens."""
 
 
 def tables_of_token_types(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor] | None:
@@ -242,7 +240,8 @@ class LoadedModel:
     def segments_note(self) -> str:
         """A sentence if the model looks the segment ids of its tokenizer up among its tokens; otherwise empty."""
         known = self.token_types
-        if known is None or not known.of_tokens or "token_type_ids" not in self.tokenizer.model_input_names:
+        among = known is not None and (known.number or 0) > 1 and not known.segments
+        if not among or "token_type_ids" not in self.tokenizer.model_input_names:
             return ""
         return (
             "texts are read with the tokenizer's token_type_ids, for which this model adds embeddings of tokens, as in "
@@ -266,8 +265,7 @@ class LoadedModel:
         # GPT-2 looks them up among its tokens: it adds the embedding of token 0 wherever they are 0.
         of_tokens = embeddings_of(self.model).weight
         number = min(map(len, tables))
-        among = any(table is of_tokens for table in tables)
-        return TokenTypes(number, segments=number > 1 and not among, of_tokens=among)
+        return TokenTypes(number, segments=number > 1 and all(table is not of_tokens for table in tables))
 
     @cached_property
     def batching(self) -> Batching:

@@ -216,17 +216,13 @@ def _rule(settings: Mapping[str, Any], transformer: Mapping[str, Any], name: str
     chat.pop("restore_suffix", None)  # of texts that are cut, which are refused
     of_text = dict(given.pop("text", None) or {})
     unknown = [*(key for key in given if given[key]), *(set(of_text) - _OF_BATCHES), *(_OF_BATCHES & set(chat))]
-    modalities = transformer.get("modality_config") or {"text": _PLAIN}
-    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
-    if unknown or not {"text", "message"} & set(modalities):
-        fault = (
-            f"{unknown[0]} in processing_kwargs" if unknown else f"modality_config for {', '.join(modalities)} alone"
-        )
+    if unknown:
         raise InputError(
-            f"model.name={name}: the Transformer module sets {printable(str(fault), 60)}, expected one that reads texts, or "
-            "writes them in the tokenizer's chat template"
+            f"model.name={name}: the Transformer module sets {printable(unknown[0], 60)} in processing_kwargs, expected one "
+            "that reads texts, or writes them in the tokenizer's chat template"
         )
-    return TextRule(str(prompts.get(default) or ""), chat if "message" in modalities else None)
+    prompt = (settings.get("prompts") or {}).get(settings.get("default_prompt_name"))
+    return TextRule(prompt or "", chat if "message" in (transformer.get("modality_config") or {}) else None)
 
 
 def kind_of_encoder(model: object) -> str | None:
