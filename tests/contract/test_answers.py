@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BatchEncoding
 
 import normscope
 from normscope.api.arguments import single_text
@@ -15,7 +15,7 @@ from tests.contract.test_attribution_targets import with_head
 from tests.tiny import layout_of
 
 PROMPT = "the lady cracked three eggs"
-ANSWER = "onions the film"
+ANSWER = " onions the film"
 EXACT = {"rtol": 0, "atol": 1e-10}
 
 
@@ -35,11 +35,19 @@ def model(tokenizer):
 
 
 def ids_of(model, answer=ANSWER):
-    return model.tokenizer(PROMPT)["input_ids"], model.tokenizer.encode(answer, add_special_tokens=False)
+    """Those of the text and the answer together, before the [SEP] behind them."""
+    prompt = model.tokenizer(PROMPT)["input_ids"][:-1]
+    return prompt, model.tokenizer(PROMPT + answer)["input_ids"][len(prompt) : -1]
+
+
+def encoding_of(model, ids):
+    """Tokens with the segment ids that the tokenizer gives."""
+    segments = {"token_type_ids": [[0] * len(ids)]} if model.takes_segments else {}
+    return BatchEncoding({"input_ids": [ids], "attention_mask": [[1] * len(ids)], **segments})
 
 
 def logits_of(model, ids):
-    inputs = single_text(model, model.tokenizer.pad({"input_ids": [ids]}), "a test").model_inputs()
+    inputs = single_text(model, encoding_of(model, ids), "a test").model_inputs()
     with torch.inference_mode():
         return model.next_token_head(**inputs).logits[0]
 
@@ -54,7 +62,7 @@ def test_an_answer_is_the_sum_of_its_tokens(model_type, tokenizer):
     each = normscope.attribute(model, PROMPT, normscope.Answer(answer, matrix=True))
     assert whole.tokens == tuple(tokenizer.convert_ids_to_tokens([*prompt, *answer[:-1]]))
     assert dict(whole.sides) == {"prompt": len(prompt), "answer": len(answer) - 1}
-    text = tokenizer.pad({"input_ids": [[*prompt, *answer[:-1]]]})
+    text = encoding_of(model, [*prompt, *answer[:-1]])
     logits = logits_of(model, [*prompt, *answer[:-1]])
     scores, values = [], []
     for number, token in enumerate(answer):
@@ -110,7 +118,7 @@ def test_why_this_and_not_that(model):
     np.testing.assert_allclose(found.scores, this.scores - that.scores, **EXACT)
     assert found.target == pytest.approx(this.target - that.target)
     assert found.what == "logit of 'film' minus that of 'onions' as the next token"
-    answers = ("onions film", "the lady film")
+    answers = (" onions film", " the lady film")
     this, that = (normscope.attribute(model, PROMPT, normscope.Answer(answer)) for answer in answers)
     found = normscope.attribute(model, PROMPT, normscope.Answer(answers[0]), against=answers[1])
     length = this.sides["prompt"]
@@ -125,8 +133,8 @@ def test_why_this_and_not_that(model):
 def test_spans_add_up_their_tokens(model):
     spans = {"eggs": (23, 27), "lady": (4, 16)}  # the lady cracked three eggs
     found = normscope.attribute(model, PROMPT, normscope.Answer(ANSWER), spans=spans)
-    words = ["rest", "rest", "lady", "lady", "rest", "eggs", "rest"]
-    assert found.tokens[: len(words)] == ("[CLS]", "the", "lady", "cracked", "three", "eggs", "[SEP]")
+    words = ["rest", "rest", "lady", "lady", "rest", "eggs"]
+    assert found.tokens[: len(words)] == ("[CLS]", "the", "lady", "cracked", "three", "eggs")
     assert list(found.spans) == ["lady", "eggs", "rest"]
     for name, value in found.spans.items():
         members = [at for at, word in enumerate(words) if word == name]
@@ -145,7 +153,7 @@ def test_spans_add_up_their_tokens(model):
         (normscope.Answer(""), {}, "answer: expected at least one token, got none"),
         (normscope.Answer([3, 10**6]), {}, "answer: expected token ids from 0 to"),
         (normscope.Answer(tokens=0), {}, "tokens=0: expected at least 1"),
-        (normscope.Answer([5] * 40), {}, "the text \\(7 tokens\\) and the answer \\(40\\) exceed 30 tokens"),
+        (normscope.Answer([5] * 40), {}, "the text \\(6 tokens\\) and the answer \\(40\\) exceed 30 tokens"),
         (normscope.Answer("film", measure="nats"), {}, "measure='nats': expected one of logit, log_probability"),
         (normscope.Answer("film"), {"against": 3}, "against=3: expected another answer"),
         (normscope.NextToken("film"), {"against": [3]}, "expected a class or a token"),
@@ -166,7 +174,7 @@ def test_spans_add_up_their_tokens(model):
             {"spans": {"a": (0, 9), "b": (4, 12)}},
             "'a' and 'b' overlap at token 2; expected regions",
         ),
-        (normscope.Answer("film"), {"spans": {"a": (1, 2)}}, "no token starts in 'a'"),
+        (normscope.Answer("film"), {"spans": {"a": (1, 2)}}, "no token has at least half of its characters in 'a'"),
         (normscope.Answer("film"), {"spans": {"rest": (0, 3)}}, "'rest' is the name for tokens outside"),
     ],
 )

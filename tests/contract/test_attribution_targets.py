@@ -215,10 +215,7 @@ def test_next_tokens(tokenizer):
     )
     found = normscope.attribute(model, TEXT, normscope.NextToken("film"))
     with torch.inference_mode():
-        inputs = tokenizer(
-            TEXT, return_token_type_ids=False, return_tensors="pt"
-        )  # GPT-2 would add the embedding of token 0
-        logits = head(**inputs).logits[0, -2]  # before [SEP]
+        logits = head(**tokenizer(TEXT, return_tensors="pt")).logits[0, -2]  # before [SEP]
     assert found.target == pytest.approx(float(logits[tokenizer.convert_tokens_to_ids("film")]))
     assert abs(found.remainder) < 1e-10
     assert normscope.attribute(model, TEXT, normscope.NextToken()).target == pytest.approx(float(logits.max()))

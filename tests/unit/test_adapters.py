@@ -118,6 +118,8 @@ ADAPTERS = {
     "LoHa": ("bert", LoHaConfig(r=2, **BERT)),
     "tied, saved embeddings": ("llama", LoraConfig(r=2, modules_to_save=["embed_tokens"], **LLAMA)),
     "tied, adapted embeddings": ("llama", LoraConfig(r=2, **LLAMA | {"target_modules": ["q_proj", "embed_tokens"]})),
+    "tied, some tokens": ("llama", LoraConfig(r=2, trainable_token_indices=[1996, 2214], **LLAMA)),
+    "tied, the head alone": ("llama", LoraConfig(r=2, **LLAMA | {"target_modules": ["lm_head"]})),
     "some tokens": ("llama", LoraConfig(r=2, trainable_token_indices=[1996, 2214], **LLAMA)),
 }
 
@@ -131,6 +133,7 @@ def test_an_adapter_gives_what_its_unmerged_model_gives(kind, tokenizer, tmp_pat
     loaded = opened(adapter.folder)
     assert (loaded.next_token_head if family == "llama" else loaded.classifier) is not None
     assert_same_vectors(loaded, adapter)
+    assert_same_vectors(normscope.wrap(adapter.model, tokenizer), adapter)
     assert loaded.weights_sha256.startswith(f"{opened(adapter.base).weights_sha256} + ")
 
 

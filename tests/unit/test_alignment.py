@@ -51,7 +51,7 @@ def slow_tokenizer(tmp_path_factory):
 
 
 def check_words(tokenizer, text, spans, target):
-    ids, found, _ = token_words(tokenizer, text, spans, target=target)
+    ids, found, *_ = token_words(tokenizer, text, spans, target=target)
     tokens = tokenizer.convert_ids_to_tokens(ids)
     assert len(found) == len(tokens)
     for index, (start, end) in enumerate(spans):
@@ -72,7 +72,7 @@ def test_every_token_is_of_the_word_that_it_spells(subwords, slow_tokenizer, tok
 
 def test_words_and_punctuation_without_spaces_between(subwords):
     text = "der Hund, die Katze!"
-    _, found, _ = token_words(subwords, text, punctuated_words(text))
+    _, found, *_ = token_words(subwords, text, punctuated_words(text))
     assert sorted(set(found.tolist())) == [NO_WORD, 0, 1, 2, 3, 4, 5]
     assert punctuated_words("it's (old).") == [(0, 4), (5, 6), (6, 9), (9, 10), (10, 11)]
 
@@ -80,7 +80,7 @@ def test_words_and_punctuation_without_spaces_between(subwords):
 @pytest.mark.slow
 def test_words_that_the_tokenizer_does_not_know_keep_their_place(slow_tokenizer):
     text = "der 貓 sieht 狗狗 !"
-    _, found, _ = token_words(slow_tokenizer, text, spaced_words(text))
+    _, found, *_ = token_words(slow_tokenizer, text, spaced_words(text))
     assert sorted(set(found.tolist())) == [NO_WORD, 0, 1, 2, 3, 4]
     assert [word for word in found.tolist() if word != NO_WORD] == sorted(
         word for word in found.tolist() if word != NO_WORD
@@ -89,7 +89,7 @@ def test_words_that_the_tokenizer_does_not_know_keep_their_place(slow_tokenizer)
 
 def test_words_that_the_tokenizer_drops_have_no_token(tokenizer):
     text = "the \u200d dog"  # a sign that is nothing by itself
-    _, found, _ = token_words(tokenizer, text, spaced_words(text))
+    _, found, *_ = token_words(tokenizer, text, spaced_words(text))
     assert set(found.tolist()) == {NO_WORD, 0, 2}
 
 
@@ -99,7 +99,7 @@ def test_words_that_the_tokenizer_drops_have_no_token(tokenizer):
 def test_any_text_gives_words_in_order(subwords, words):
     text = " ".join(words)
     spans = spaced_words(text)
-    _, found, _ = token_words(subwords, text, spans)
+    _, found, *_ = token_words(subwords, text, spans)
     ordinary = [word for word in found.tolist() if word != NO_WORD]
     assert ordinary == sorted(ordinary)
     assert set(ordinary) <= set(range(len(spans)))
@@ -187,7 +187,7 @@ def test_no_break_spaces_separate_no_words(subwords, slow_tokenizer, tokenizer):
     assert words == [word.decode() for word in text.encode().split()]
     assert words == ["der\u00a0Hund", ":", "die\u202f»\u3000Katze", "sieht\x1c", "\u2028der"]
     for each in (subwords, slow_tokenizer, tokenizer):
-        _, found, _ = token_words(each, text, spaced_words(text))
+        _, found, *_ = token_words(each, text, spaced_words(text))
         assert set(found.tolist()) <= {NO_WORD, 0, 1, 2, 3, 4}
         assert {0, 1, 3} <= set(found.tolist())
 

@@ -22,8 +22,9 @@ from normscope.data.conversations import (
 )
 from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
-from normscope.data.examples import CorpusCounts, Example
+from normscope.data.examples import AS_GIVEN, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions, check_dataset
+from normscope.data.tokenization import owners_of
 from normscope.errors import InputError
 from normscope.results.run_files import lost
 from tests.end_to_end.shell import run_here
@@ -39,6 +40,7 @@ class BytesReader(Reader):
     vocabulary = 258
     max_length = 200
     takes_segments = False
+    rule = AS_GIVEN
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,8 @@ def test_every_character_belongs_to_its_part(bytes_tokenizer):
     written = written_by(bytes_tokenizer)
     assert not isinstance(written, str)
     assert written.text == "<system>be brief.<end>\n<user>user<end><end>\n<assistant>no<end>\n<assistant>"
-    _, parts, _ = tokens_of(bytes_tokenizer, written)
+    tokens = tokens_of(bytes_tokenizer, written)
+    parts = [written.part_of(message) for message in tokens.messages]
     expected = [
         *["template"] * len("<system>"),
         *["system"] * len("be brief."),
@@ -84,13 +87,13 @@ def test_every_character_belongs_to_its_part(bytes_tokenizer):
     assert parts == expected
 
 
-def test_a_token_that_reaches_into_a_message_belongs_to_it(bytes_tokenizer):
+def test_a_token_half_of_which_is_in_a_message_belongs_to_it(bytes_tokenizer):
     written = written_by(bytes_tokenizer)
     assert not isinstance(written, str)
     start = written.text.index("be")
-    spans = [(start - 1, start), (start - 1, start + 1), (start, start + 1), (0, 0)]
-    assert [written.parts[written.part_of(*span)] for span in spans] == [
-        *("template", "system", "system", "template"),
+    spans = [(start - 1, start), (start - 1, start + 1), (start - 2, start + 1), (start, start + 1), (0, 0)]
+    assert [written.part_of(message) for message in owners_of(spans, written.messages)] == [
+        *("template", "system", "template", "system", "template"),
     ]
 
 

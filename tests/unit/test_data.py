@@ -15,7 +15,7 @@ from normscope.data.batching import batches
 from normscope.data.categories import CATEGORIES, TokenCategories
 from normscope.data.corpora import sample_path
 from normscope.data.encoding import Encoder
-from normscope.data.examples import Corpus, CorpusCounts, Example
+from normscope.data.examples import AS_GIVEN, Corpus, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.resources import Readers, Resource, ResourceContext, prepare_resources
 from normscope.data.text_files import TextFile
@@ -33,6 +33,7 @@ class Reader:
     vocabulary = 30522
     max_length = 16
     takes_segments = True
+    rule = AS_GIVEN
     translates = is_cross_attention = causal = False
     decoder_inputs = None
     batching = Batching.PADDED

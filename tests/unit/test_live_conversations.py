@@ -49,7 +49,7 @@ def client(model, saved_model):
     [
         ("Hello", [("user", "Hello")]),
         ("user: a: b\nsystem of: c", [("user", "a: b\nsystem of: c")]),
-        (" \nuser: a\n\nassistant:", [("user", "a"), ("assistant", "")]),
+        (" \nuser: a\n\nassistant:", [("user", "a\n"), ("assistant", "")]),
         ("first\nassistant:second", [("user", "first"), ("assistant", "second")]),
         ("tool: 1\ndeveloper: 2", [("tool", "1"), ("developer", "2")]),
     ],

@@ -14,7 +14,7 @@ from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions, Segments
 from normscope.errors import InputError
 from normscope.models.load.loaded import tables_of_token_types
-from normscope.models.load.text_batches import batch_from_texts
+from normscope.models.load.text_batches import batch_from_texts, say_once
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 WORDS = [
@@ -49,22 +49,28 @@ def tiny(family: str, **changes: Any):
 
 
 @pytest.mark.parametrize("family", ["gpt2", "openai-gpt", "ctrl"])
-def test_ids_that_are_embedded_as_tokens_are_no_segments(family, tokenizer):
-    """What the pipeline of transformers feeds to a causal language model: ids and mask. GPT-2 would add token 0 everywhere."""
+def test_ids_of_a_tokenizer_that_are_embedded_as_tokens_are_read_as_transformers_reads_them(family, tokenizer, caplog):
+    """GPT-2 adds the embedding of token 0 everywhere, and so does the call that its users write."""
     settings = {"vocab_size": len(WORDS), "n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": 32, "dff": 32}
     torch.manual_seed(0)
     whole = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings)).double().eval()
     encoding = tokenizer(PAIR[0], return_tensors="pt")
     assert "token_type_ids" in encoding
-    fed = whole(encoding["input_ids"], attention_mask=encoding["attention_mask"], labels=encoding["input_ids"])
+    called = whole(**encoding, labels=encoding["input_ids"]).loss
     model = normscope.wrap(whole, tokenizer)
-    assert not model.takes_segments
+    say_once.cache_clear()
     batch = batch_from_texts(model, PAIR[0])
-    assert batch.token_type_ids is None
     loss = model.next_token_head(**batch.model_inputs(), labels=batch.input_ids).loss
-    torch.testing.assert_close(loss, fed.loss)
-    wrong = whole(**encoding, labels=encoding["input_ids"]).loss
-    assert abs((wrong - fed.loss).item()) > 1e-4
+    torch.testing.assert_close(loss, called)
+    without = whole(encoding["input_ids"], attention_mask=encoding["attention_mask"], labels=encoding["input_ids"]).loss
+    assert abs((without - called).item()) > 1e-4
+    assert [record.message for record in caplog.records if "token_type_ids" in record.message] == [model.segments_note]
+    result = normscope.run("mixing", texts=[PAIR[0]], model=model)
+    assert model.segments_note in result.notes
+    # A tokenizer that gives none, and ids alone, stand for a call without them.
+    batch = batch_from_texts(normscope.wrap(whole, silent(tokenizer)), PAIR[0])
+    assert batch.token_type_ids is None
+    assert batch_from_texts(model, encoding["input_ids"]).token_type_ids is None
 
 
 def test_ids_that_were_given_are_never_dropped(tokenizer):

@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from normscope.data.words import NO_WORD, unit_numbers, written_words
+from normscope.data.words import NO_WORD, written_words
 
 WITH_MARKS = "كَتَبَ الوَلَدُ رِسَالَةً إِلَى أُمِّهِ"
 WITHOUT_MARKS = "كتب الولد رسالة إلى أمه"
@@ -28,13 +28,14 @@ def characters(texts, normalizer, pre_tokenizer):
 
 
 def spelt(tokenizer, text):
-    """The words of a text, by their units, each as the characters from its first token to its last."""
+    """The words of a text, each as the characters from its first token to its last."""
     encoding = tokenizer(text, add_special_tokens=False).encodings[0]
-    units = unit_numbers(written_words(encoding, [text]).tolist())
-    assert NO_WORD not in units
+    words = written_words(encoding, [text])
+    blank = [text[slice(*span)].isspace() for span in encoding.offsets]
+    assert (words == NO_WORD).tolist() == blank, "white space is part of no word"
     spans = [
-        [span for span, number in zip(encoding.offsets, units, strict=True) if number == unit]
-        for unit in range(units.max() + 1)
+        [span for span, number in zip(encoding.offsets, words, strict=True) if number == word]
+        for word in range(words.max() + 1)
     ]
     return [text[of[0][0] : of[-1][1]].strip() for of in spans]
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,11 +23,11 @@ from normscope.attribution.scalars import ScalarAttribution, attribute_scalars
 from normscope.data.batching import Batch
 from normscope.data.options import Level
 from normscope.data.token_texts import TokenTexts
-from normscope.errors import InputError
+from normscope.errors import InputError, printable
 from normscope.maths.choices import AnswerMeasure, ValueBias
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.task_heads import Head
-from normscope.models.load.text_batches import require_unicode
+from normscope.models.load.text_batches import say_once, tokens_after
 from normscope.rounding import counted
 
 _SUMMED = {
@@ -52,12 +53,18 @@ class AttributionCall(NamedTuple):
 
 
 def attributed_answer(
-    model: LoadedModel, prompt: Batch, target: Answer, asked: AttributionCall, owners: Sequence[str] | None
+    model: LoadedModel,
+    text: object,
+    prompt: Batch,
+    target: Answer,
+    asked: AttributionCall,
+    owners: Sequence[str] | None,
 ) -> Attribution:
     """Attribute an answer, or the difference between two answers to the same prompt.
 
     Args:
-        prompt: What the answers follow.
+        text: What the answers follow, as it is given.
+        prompt: The same as a batch.
         target: The answer.
         asked: What it is compared with, and how; its target is left aside.
         owners: The span of each token of the prompt; None without spans.
@@ -67,11 +74,13 @@ def attributed_answer(
     if isinstance(against, int):
         raise InputError(f"against={against}: expected another answer, as a text or a list of token ids")
     _ = model.verification
-    found = [_attribute(model, prompt, target, asked)]
+    # An answer comes before the special tokens that the tokenizer puts behind a text, as a next token does.
+    prompt = _extended(model, prompt, model.without_ending(prompt.input_ids[0].tolist()), Level.token)
+    length = prompt.input_ids.shape[1]
+    found = [_attribute(model, text, prompt, target, asked)]
     if against is not None:
         other = dataclasses.replace(target, answer=against, matrix=False)
-        found.append(_attribute(model, prompt, other, asked))
-    length = prompt.input_ids.shape[1]
+        found.append(_attribute(model, text, prompt, other, asked))
     names = [each.batch.unit_texts(model.tokenizer) for each in found]
     numbers = [each.batch.unit_numbers for each in found]
     asked_units = len({*numbers[0][:length].tolist()})
@@ -99,7 +108,7 @@ def attributed_answer(
         error=max(float(each.parts.error) for each in found),
         sides=dict(zip(("prompt", "answer", "against"), counts, strict=False)),
         matrix=_matrix(model, found[0], names[0]),
-        spans=None if owners is None else sums_of_spans(in_prompt, owners),
+        spans=None if owners is None else sums_of_spans(in_prompt, owners[:length]),
         effects=None if asked.columns is None else _effects(found, names, numbers, asked_units),
     )
 
@@ -157,11 +166,21 @@ class _Found(NamedTuple):
     """What the parts of the model add to the sum; None unless asked for."""
 
 
-def _attribute(model: LoadedModel, prompt: Batch, target: Answer, asked: AttributionCall) -> _Found:
+def _extended(model: LoadedModel, prompt: Batch, ids: Sequence[int], level: Level) -> Batch:
+    """A text with these tokens, which begin or continue those of a prompt and have its segment ids."""
+    fields = {"input_ids": [list(ids)], "attention_mask": [[1] * len(ids)]}
+    if prompt.token_type_ids is not None:
+        types = prompt.token_type_ids[0].tolist()
+        fields["token_type_ids"] = [(types + types[-1:] * len(ids))[: len(ids)]]
+    return single_text(model, BatchEncoding(fields), "attribute", level)
+
+
+def _attribute(model: LoadedModel, text: object, prompt: Batch, target: Answer, asked: AttributionCall) -> _Found:
     """Attribute an answer, in one pass over the prompt and the answer.
 
     Args:
-        prompt: What the answer follows.
+        text: What the answer follows, as it is given.
+        prompt: The same as a batch.
 
     Raises:
         InputError: If the answer is empty, invalid or too long, or the model predicts no tokens.
@@ -169,15 +188,17 @@ def _attribute(model: LoadedModel, prompt: Batch, target: Answer, asked: Attribu
     head = required(model, Head.NEXT_TOKEN, "Answer").model
     measure = chosen("measure", target.measure, AnswerMeasure)
     before: list[int] = prompt.input_ids[0].tolist()
-    answer = _continued(model, head, prompt, target.tokens) if target.answer is None else _given(model, target.answer)
+    if target.answer is None:
+        answer = _continued(model, head, prompt, target.tokens)
+    else:
+        answer = _given(model, text, before, target.answer)
     ids = [*before, *answer[:-1]]
     if model.max_length is not None and len(ids) > model.max_length:
         raise InputError(
             f"answer: the text ({counted(len(before), 'token')}) and the answer ({len(answer)}) exceed {model.max_length} "
             f"tokens, the limit of {model.name}"
         )
-    encoding = BatchEncoding({"input_ids": [ids], "attention_mask": [[1] * len(ids)]})
-    batch = single_text(model, encoding, "attribute", asked.level)
+    batch = _extended(model, prompt, ids, asked.level)
     by_part = asked.columns is not None
     passed = held_pass(model.model, model.layout, batch.model_inputs(), head, parts=by_part, through=asked.through)
     by_token, effects = None, None
@@ -211,10 +232,9 @@ def _values(passed: HeldPass, position: int, answer: Sequence[int], measure: Ans
     return logits.gather(-1, torch.tensor(answer, device=logits.device)[:, None])[:, 0]
 
 
-def _given(model: LoadedModel, answer: str | list[int]) -> tuple[int, ...]:
+def _given(model: LoadedModel, text: object, before: Sequence[int], answer: str | list[int]) -> tuple[int, ...]:
     if isinstance(answer, str):
-        require_unicode(answer)
-        answer = list(map(int, model.tokenizer.encode(answer, add_special_tokens=False)))
+        answer = tokens_after(model, text, before, answer)
     if not answer:
         raise InputError("answer: expected at least one token, got none")
     if any(type(number) is not int or not 0 <= number < model.vocabulary for number in answer):
@@ -222,22 +242,34 @@ def _given(model: LoadedModel, answer: str | list[int]) -> tuple[int, ...]:
     return tuple(answer)
 
 
+_OBEYED = re.compile(
+    "_.*|.*(bos|eos|pad|start)_token_id|max_(length|new_tokens)|transformers_version|.*cache.*|output_.*"
+)
+"""Settings of generation that an answer obeys, that `Answer.tokens` replaces, or that change no token."""
+
+
 def _continued(model: LoadedModel, head: PreTrainedModel, prompt: Batch, longest: int) -> tuple[int, ...]:
     """The most likely token after the prompt, and so on, up to a token that ends the text."""
     if longest < 1:
         raise InputError(f"tokens={longest}: expected at least 1")
+    config = head.generation_config
+    settings = {} if config is None else config.to_diff_dict()
+    left = ", ".join(f"{name}={value}" for name, value in settings.items() if not _OBEYED.fullmatch(name))
+    if left:
+        say_once(
+            f"Answer(): the most likely token at each step, without {printable(left, 200)} of {model.name}'s generation config"
+        )
     inputs = dict(prompt.model_inputs())
     length = prompt.input_ids.shape[1]
     limit = longest if model.max_length is None else min(longest, model.max_length - length + 1)
-    ends = head.generation_config.eos_token_id if head.generation_config is not None else model.tokenizer.eos_token_id
+    ends = model.tokenizer.eos_token_id if config is None else config.eos_token_id
     last = set(ends) if isinstance(ends, list) else {ends}
     answer: list[int] = []
     with torch.inference_mode():
         while len(answer) < limit and (not answer or answer[-1] not in last):
             answer.append(int(head(**inputs).logits[0, -1].argmax()))
-            added = {"input_ids": answer[-1], "attention_mask": 1}
+            added = {"input_ids": inputs["input_ids"].new_tensor([answer[-1:]])}
             inputs = {
-                name: torch.cat([values, values.new_full((1, 1), added.get(name, 0))], dim=1)
-                for name, values in inputs.items()
+                name: torch.cat([values, added.get(name, values[:, -1:])], dim=1) for name, values in inputs.items()
             }
     return tuple(answer)

@@ -175,7 +175,7 @@ def _of_text(model: LoadedModel, text: object, asked: AttributionCall) -> list[A
         return [_against_pair(model, text, target, asked.against, asked) for target in targets]
     owners = owners_of_tokens(model, text, batch, asked.spans)
     if isinstance(targets[0], Answer):
-        found = [attributed_answer(model, batch, targets[0], asked, owners)]
+        found = [attributed_answer(model, text, batch, targets[0], asked, owners)]
     else:
         found = _of_scalars(model, batch, targets, owners, asked)
     return found if asked.columns is None else [_grouped(each, asked) for each in found]
@@ -320,7 +320,7 @@ def _next_of_translation(model: LoadedModel, text: object, asked: AttributionCal
         )
     batch = single_text(model, text, "attribute", asked.level)
     assert batch.source is not None
-    number = token_number(model.tokenizer, target.token)
+    number = token_number(model.tokenizer, target.token, target=True)
     passed = held_translation(head, batch.model_inputs(), through=asked.through)
     logits = passed.output.logits[0, -1]
     best = int(logits.argmax()) if number is None else number

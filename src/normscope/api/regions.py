@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.data.batching import Batch
+from normscope.data.tokenization import Span, owners_of
 from normscope.errors import InputError, printable
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import (
@@ -300,20 +301,23 @@ def _images(ids: Sequence[int], image: int | None) -> list[tuple[str, list[int]]
 def _tokens_of_spans(argument: str, spans: Mapping[str, tuple[int, int]], read: Read) -> dict[str, list[int]]:
     """The tokens of spans, which are spans of characters in a text, and of tokens in ids or where only tokens are known."""
     text = plain_ids(read.text)
-    begins = _beginnings(argument, read, text) if isinstance(text, str) else list(range(len(read.tokens)))
-    length = len(text) if isinstance(text, str) else len(begins)
+    count = len(read.tokens)
+    places = _spans_of_tokens(argument, read, text) if isinstance(text, str) else [(at, at + 1) for at in range(count)]
+    length = len(text) if isinstance(text, str) else count
     found = {}
     for name, (start, end) in spans.items():
         if not 0 <= start < end <= length:
             raise InputError(f"{argument}: expected {name!r} to lie between 0 and {length}, got {start} to {end}")
-        found[name] = [token for token, place in enumerate(begins) if place is not None and start <= place < end]
+        found[name] = _where(owners_of(places, [(start, end)]), 0)
         if not found[name]:
-            raise InputError(f"{argument}: no token starts in {name!r}; extend it to whole words")
+            raise InputError(
+                f"{argument}: no token has at least half of its characters in {name!r}; extend it to whole words"
+            )
     return found
 
 
-def _beginnings(argument: str, read: Read, text: str) -> list[int | None]:
-    """The character at which each token begins; None for special tokens."""
+def _spans_of_tokens(argument: str, read: Read, text: str) -> list[Span | None]:
+    """Where each token lies in a text; None for special tokens."""
     if not read.model.tokenizer.is_fast:
         raise InputError(
             f"{argument}: expected a fast tokenizer, because only these know where their tokens are in the text"
@@ -323,12 +327,7 @@ def _beginnings(argument: str, read: Read, text: str) -> list[int | None]:
         raise InputError(
             f"{argument}: the model's tokenizer does not read this text the way it was tokenized here; pass a plain text"
         )
-    return [None if place is None else _beginning(text, *place[1:]) for place in places]
-
-
-def _beginning(text: str, start: int, end: int) -> int | None:
-    """The first character of a token other than a space; None if it has no characters."""
-    return None if start == end else start + len(text[start:end]) - len(text[start:end].lstrip())
+    return [None if place is None else place[1:] for place in places]
 
 
 def _without_overlap(argument: str, found: Sequence[tuple[str, list[int]]], count: int) -> Regions:

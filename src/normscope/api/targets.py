@@ -21,9 +21,9 @@ from normscope.maths.tensors import wide
 from normscope.models.blocks.block import full_precision
 from normscope.models.load.any_module import returned_vectors
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.predictor import Predictor, last_of_text
+from normscope.models.load.predictor import Predictor, last_of_text, masks_in
 from normscope.models.load.task_heads import Head
-from normscope.models.load.text_batches import Text, describe_type
+from normscope.models.load.text_batches import Text, describe_type, say_once
 from normscope.models.stored.logit_meaning import LogitMeaning
 from normscope.rounding import number
 
@@ -43,7 +43,7 @@ class NextToken:
     """The logit of a token as the next one after the text, from a causal language model or a translation model."""
 
     token: str | int | None = None
-    """A word that is one token, or a token's name or number; the most likely one by default."""
+    """A text that is one token, otherwise the name of a token; or its number. The most likely one by default."""
     position: int | None = None
     """The position of the token that it follows, from 0; by default the text's last one, before any special tokens that the
     tokenizer puts behind a text."""
@@ -71,7 +71,7 @@ class MaskedToken:
     """The logit of a token in place of a mask in the text, from a masked language model."""
 
     token: str | int | None = None
-    """A word that is one token, or a token's name or number; the most likely one by default."""
+    """A text that is one token, otherwise the name of a token; or its number. The most likely one by default."""
     position: int | None = None
     """The position of the mask among the tokens, from 0; the first mask by default."""
 
@@ -195,7 +195,9 @@ def _next_token(model: LoadedModel, batch: Batch, target: NextToken, against: st
 def _masked_token(model: LoadedModel, batch: Batch, target: MaskedToken, against: str | int | None) -> PreparedTarget:
     predictor = required(model, Head.MASKED_TOKEN, "MaskedToken")
     numbers = predictor.number(target.token, "token"), predictor.number(against, "against")
-    masks = (batch.input_ids[0] == model.tokenizer.mask_token_id).nonzero().flatten().tolist()
+    masks = masks_in(model.tokenizer, batch.input_ids[0]).nonzero().flatten().tolist()
+    if model.tokenizer.mask_token_id is None:
+        raise InputError(f"MaskedToken: the tokenizer of {model.name} has no mask token; expected one that has")
     if not masks or (target.position is not None and target.position not in masks):
         found = ", ".join(map(str, masks)) or "none"
         raise InputError(
@@ -270,6 +272,8 @@ def required(model: LoadedModel, kind: Head, target: str) -> Predictor:
 
 def _similarity(model: LoadedModel, target: SimilarityTo) -> PreparedTarget:
     embedder = chosen_embedder(model, target.pooling)
+    if any(embedder.default_prompts()):
+        say_once(f"SimilarityTo: texts are read without the default prompt of {model.name}; put it into both of them")
     other = single_text(model, target.text, "SimilarityTo")
     with torch.inference_mode():
         returned = returned_vectors(model.model(**other.model_inputs()))

@@ -83,10 +83,11 @@ def text_of(command: str, is_key: Callable[[str], bool]) -> str | None:
         raise InputError(f"{command}: {text}: no such file; if it is a text, use - and pipe it to standard input")
     try:
         if text == "-":
-            return _read_stdin().strip()
+            return _read_stdin().removesuffix("\n").removesuffix("\r")
         if _is_file(text):
             with opened(Path(text)) as stream:
-                return read(stream, Path(text), _LONGEST_TEXT).decode().strip()
+                whole = read(stream, Path(text), _LONGEST_TEXT).decode()
+            return whole.removesuffix("\n").removesuffix("\r")
         text.encode()
     except InputError as error:
         raise InputError(f"{command}: {text}: expected a text in UTF-8: {error}") from error

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from normscope.data.tokenization import encoded
 from normscope.data.words import NO_WORD
 from normscope.errors import InputError, one_line
 from normscope.untrusted.plain_data import MIB, text
@@ -183,7 +184,7 @@ def _punctuation_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     ids = set()
     for mark in PUNCTUATION:
         for context in (mark, f"a{mark}", f"a {mark}"):
-            for token_id in tokenizer(context, add_special_tokens=False)["input_ids"]:
+            for token_id in encoded(tokenizer, context, special=False)["input_ids"]:
                 if str(tokenizer.decode([token_id])).strip() == mark:
                     ids.add(token_id)
     return sorted(ids)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jinja2 import TemplateSyntaxError
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -25,6 +26,8 @@ class ChatTemplate:
     """Whose special tokens it may write."""
     name: str
     """The model's name, for messages."""
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Variables that it is given besides the messages; among them may be whether an answer is asked for."""
 
     def rendered(self, conversations: Sequence[Sequence[Mapping[str, str]]], *, prompt: bool = False) -> list[str]:
         """The text of each conversation: a list of messages with a role and a content.
@@ -38,8 +41,9 @@ class ChatTemplate:
         """
         given = [list(map(dict, messages)) for messages in conversations]
         try:
+            variables = {"add_generation_prompt": prompt, **self.variables}
             texts: list[str] = self.tokenizer.apply_chat_template(
-                given, chat_template=self.text, add_generation_prompt=prompt, tokenize=False
+                given, chat_template=self.text, tokenize=False, **variables
             )
         except TemplateSyntaxError as error:
             reason = printable(str(error), 200)

@@ -1,9 +1,8 @@
 """Conversations written in a tokenizer's own chat template, and the part of the conversation that each token belongs to."""
 
-import bisect
 import dataclasses
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from normscope.data.encoders import ExampleEncoder
 from normscope.data.examples import CorpusCounts, Example, Message
 from normscope.data.legibility import NOT_TEXT, why_not_text
 from normscope.data.token_sequence import TokenSequence
+from normscope.data.tokenization import Span, encoded, owners_of, places_of
 from normscope.errors import InputError, one_line, printable
 
 _TODAY = datetime.datetime(2024, 7, 26)
@@ -26,8 +26,13 @@ _DATE = (
     + " }}{% endmacro %}{{ '' }}"
 )
 
-PART_OF_ROLE = {"system": "system", "developer": "system", "user": "user", "tool": "user", "assistant": "assistant"}
-"""Instructions of developers count as `system`, outputs of tools as `user`."""
+PART_OF_ROLE = {
+    "system": "system",
+    "developer": "system",
+    "assistant": "assistant",
+    **dict.fromkeys(("user", "tool", "query", "document"), "user"),
+}
+"""Instructions of developers count as `system`; outputs of tools, and what rerankers read, as `user`."""
 
 REWRITTEN = "messages that the chat template changes (dataset.chat_template)"
 LEFT_OUT = "read without {part} of messages: only roles and texts are read (dataset.chat_template)"
@@ -38,15 +43,14 @@ class Conversation(NamedTuple):
     """A conversation as a template writes it."""
 
     text: str
-    starts: tuple[int, ...]
-    """Where each part of the text begins, in order; the first begins at 0."""
+    messages: tuple[Span, ...]
+    """Where each message lies."""
     parts: tuple[str, ...]
-    """The name of each part."""
+    """Which part of the conversation each is."""
 
-    def part_of(self, start: int, end: int) -> int:
-        """The number of the part that a span of characters belongs to; a message, if it reaches into one."""
-        touched = range(bisect.bisect(self.starts, start) - 1, bisect.bisect_left(self.starts, max(end, start + 1)))
-        return next((number for number in touched if self.parts[number] != "template"), touched[0])
+    def part_of(self, message: int | None) -> str:
+        """The part that a message is; None stands for what the template adds."""
+        return "template" if message is None else self.parts[message]
 
 
 def messages_of(cell: Any, place: str) -> tuple[Message, ...] | str:
@@ -102,11 +106,14 @@ def _content(content: Any) -> tuple[str | None, tuple[str, ...]]:
     return "".join(map(str, texts)), tuple(f"the parts of type {kind}" for kind in kinds)
 
 
-def template_of(tokenizer: PreTrainedTokenizerBase, name: str) -> ChatTemplate:
+def template_of(
+    tokenizer: PreTrainedTokenizerBase, name: str, variables: Mapping[str, Any] | None = None
+) -> ChatTemplate:
     """The chat template of a tokenizer.
 
     Args:
         name: The model's name, for error messages.
+        variables: Those of a model that writes all its texts in the template; see `TextRule`.
 
     Raises:
         InputError: If the tokenizer cannot write conversations, or does not say which characters its tokens come from.
@@ -124,7 +131,8 @@ def template_of(tokenizer: PreTrainedTokenizerBase, name: str) -> ChatTemplate:
         raise InputError(f"dataset.chat_template=true: the tokenizer of {name}: {one_line(error)}") from error
     # transformers passes only its own functions to templates, so the date is a macro in the template itself.
     dated = _DATE + template if "strftime_now" in template else template
-    return ChatTemplate(dated, tokenizer, name)
+    own = {} if variables is None else {"add_generation_prompt": False, **variables}
+    return ChatTemplate(dated, tokenizer, name, own)
 
 
 def conversation(template: ChatTemplate, messages: Sequence[Message], *, prompt: bool = False) -> Conversation | str:
@@ -145,7 +153,8 @@ def conversation(template: ChatTemplate, messages: Sequence[Message], *, prompt:
         text, pattern = template.rendered(both, prompt=prompt)
     except RejectedError as error:
         return REJECTED.format(reason=error)
-    starts, parts, place, rest = [0], ["template"], 0, pattern
+    spans: list[Span] = []
+    place, rest = 0, pattern
     for message, mark in zip(messages, marks, strict=True):
         around, found, rest = rest.partition(mark)
         if not found or not text.startswith(around, place):
@@ -157,10 +166,10 @@ def conversation(template: ChatTemplate, messages: Sequence[Message], *, prompt:
         )
         if content is None:
             return REWRITTEN
-        starts += [place, place + len(content)]
-        parts += [PART_OF_ROLE[message.role], "template"]
+        spans.append((place, place + len(content)))
         place += len(content)
-    return Conversation(text, tuple(starts), tuple(parts)) if text[place:] == rest else REWRITTEN
+    parts = tuple(PART_OF_ROLE[message.role] for message in messages)
+    return Conversation(text, tuple(spans), parts) if text[place:] == rest else REWRITTEN
 
 
 def awaits_answer(messages: Sequence[Message]) -> bool:
@@ -172,17 +181,20 @@ class Tokens(NamedTuple):
     """The tokens of a conversation."""
 
     ids: list[int]
-    parts: list[str]
-    """The name of the part that each belongs to."""
-    spans: list[tuple[int, int]]
-    """The first character of each, and the one after its last."""
+    messages: list[int | None]
+    """The number of the message that each belongs to; None for those of the template."""
+    spans: list[Span]
+    """Where each lies in the text."""
+    segments: list[int] | None
+    """Segment ids, if they are wanted."""
 
 
-def tokens_of(tokenizer: PreTrainedTokenizerBase, written: Conversation) -> Tokens:
+def tokens_of(tokenizer: PreTrainedTokenizerBase, written: Conversation, *, segments: bool = False) -> Tokens:
     """The tokens of a conversation. The template writes all special tokens, so none are added."""
-    encoded = tokenizer(written.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    spans = [(start, end) for start, end in encoded["offset_mapping"]]
-    return Tokens(list(encoded["input_ids"]), [written.parts[written.part_of(*span)] for span in spans], spans)
+    encoding = encoded(tokenizer, written.text, special=False, segments=segments)
+    spans = [(0, 0) if place is None else place[1:] for place in places_of(encoding.encodings[0], [written.text])]
+    types = encoding["token_type_ids"] if segments else None
+    return Tokens(list(encoding["input_ids"]), owners_of(spans, written.messages), spans, types)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,10 +217,12 @@ class Conversations(ExampleEncoder):
             if isinstance(written, str):
                 counts.skipped[written] += 1
                 continue
-            ids, parts, _ = tokens_of(self.sequences.tokenizer, written)
-            cut = longest is not None and len(ids) > longest
-            sequence = self.sequences.of_one_text(list(self.sequences.kept(ids)), cut=cut)
+            tokens = tokens_of(self.sequences.tokenizer, written, segments=self.sequences.segments)
+            cut = longest is not None and len(tokens.ids) > longest
+            segments = None if tokens.segments is None else self.sequences.kept(tokens.segments)
+            sequence = self.sequences.made(self.sequences.kept(tokens.ids), segments, cut=cut)
             for part in {part for message in messages for part in message.others}:
                 counts.remarks[LEFT_OUT.format(part=part)] += 1
-            inherited = np.array([names.index(part) for part in self.sequences.kept(parts)], dtype=np.int64)
+            parts = map(written.part_of, self.sequences.kept(tokens.messages))
+            inherited = np.array([names.index(part) for part in parts], dtype=np.int64)
             yield [dataclasses.replace(sequence, inherited=inherited)]

@@ -13,8 +13,9 @@ from transformers.tokenization_utils_base import BatchEncoding, PreTrainedTokeni
 
 from normscope.data.examples import Annotation, CorpusCounts, Example
 from normscope.data.token_sequence import AnnotatedSentence, Segmenter, Sequences, TokenSequence
+from normscope.data.tokenization import encoded
 from normscope.data.units import Units
-from normscope.data.words import token_words, unit_numbers
+from normscope.data.words import WordTokens, token_words, unit_numbers
 from normscope.errors import InputError
 
 
@@ -75,23 +76,21 @@ class Texts(ExampleEncoder):
                 if (example.text_pair is not None) == paired and index not in sequences
             ]
             if positions:
-                encoded = self.tokenized([examples[index] for index in positions], paired)
-                sequences.update(zip(positions, encoded, strict=True))
+                found = self.tokenized([examples[index] for index in positions], paired)
+                sequences.update(zip(positions, found, strict=True))
         return self.sequences.with_text([sequences[index] for index in range(len(examples))], counts)
 
     def _annotated(self, example: Example, annotation: Annotation) -> TokenSequence:
         """A sentence whose words are annotated: each token has the word that it spells."""
         tokenizer, longest = self.sequences.tokenizer, self.sequences.max_length
-        encoded = token_words(tokenizer, example.text, annotation.spans)
-        cut = example.shortened
-        if longest is not None and len(encoded.input_ids) > longest:
-            encoded, cut = token_words(tokenizer, example.text, annotation.spans, longest=longest), True
-        ids, words, owners = encoded
+        (ids, words, owners, segments), cut = _within(
+            longest, tokenizer, example.text, annotation.spans, segments=self.sequences.segments
+        )
         inherited = None
         if self.column is not None:
             inherited = self.sequences.categories.of_words(words, annotation.columns[self.column])
         return dataclasses.replace(
-            self.sequences.of_one_text(ids, cut=cut),
+            self.sequences.made(ids, segments, cut=cut or example.shortened),
             words=words,
             units=None if self.units is None else unit_numbers(words.tolist()),
             row=example.row,
@@ -124,9 +123,8 @@ class Texts(ExampleEncoder):
         return sequences
 
     def _read(self, *texts: Any, **arguments: Any) -> BatchEncoding:
-        """What the tokenizer makes of texts, with segment ids if the model takes any, for which some must be asked."""
-        asked = {"return_token_type_ids": True} if self.sequences.segments else {}
-        return self.sequences.tokenizer(*texts, verbose=False, **asked, **arguments)
+        """What the tokenizer makes of texts, with segment ids if the model takes any."""
+        return encoded(self.sequences.tokenizer, *texts, segments=self.sequences.segments, **arguments)
 
     def _long_enough(self, whole: BatchEncoding, index: int, texts: Sequence[str]) -> Sequence[str]:
         """The parts of both texts of a pair that remain after truncation, with more around them.
@@ -200,9 +198,16 @@ class Prompts:
 NO_PROMPTS = Prompts()
 
 
+def _within(longest: int | None, *text: Any, **options: Any) -> tuple[WordTokens, bool]:
+    """What `token_words` makes of a text, truncated to a number of tokens if it has more; and whether it is."""
+    whole = token_words(*text, **options)
+    cut = longest is not None and len(whole.input_ids) > longest
+    return (token_words(*text, **options, longest=longest) if cut else whole), cut
+
+
 def prompt_length(tokenizer: PreTrainedTokenizerBase, prompt: str) -> int:
     """The number of tokens at the start of a text that a prompt takes, as sentence-transformers counts them."""
-    ids = tokenizer(prompt)["input_ids"] if prompt else []
+    ids = encoded(tokenizer, prompt)["input_ids"] if prompt else []
     return len(ids) - (bool(ids) and ids[-1] in tokenizer.all_special_ids)
 
 
@@ -277,7 +282,7 @@ class TranslatedTexts(ExampleEncoder):
         """
         if missing := sum(example.text_pair is None for example in examples):
             counts.skipped["without a target text (dataset.pair_column)"] += missing
-        encoded = (
+        found = (
             [
                 self._cut(example, example.text_pair)
                 if self.segmenter is None
@@ -286,19 +291,14 @@ class TranslatedTexts(ExampleEncoder):
             for example in examples
             if example.text_pair is not None
         )
-        return self.sequences.with_text(encoded, counts)
+        return self.sequences.with_text(found, counts)
 
     def _cut(self, example: Example, translation: str) -> TokenSequence:
         """The tokens of both sides; one that is too long is truncated."""
-        tokenizer = self.sequences.tokenizer
-        source = tokenizer(example.text, verbose=False)["input_ids"]
-        target = tokenizer(text_target=translation, verbose=False)["input_ids"]
-        longest = self.sequences.max_length or max(len(source), len(target))
-        cut = example.shortened or max(len(source), len(target)) > longest
-        if len(source) > longest:
-            source = tokenizer(example.text, truncation=True, max_length=longest)["input_ids"]
-        if len(target) > longest:
-            target = tokenizer(text_target=translation, truncation=True, max_length=longest)["input_ids"]
+        tokenizer, longest = self.sequences.tokenizer, self.sequences.max_length
+        (source, *_), source_cut = _within(longest, tokenizer, example.text, ())
+        (target, *_), target_cut = _within(longest, tokenizer, translation, (), target=True)
+        cut = example.shortened or source_cut or target_cut
         ids = np.asarray(self.decoder_inputs(target), dtype=np.int64)
         return TokenSequence(ids, cut=cut, source_ids=np.asarray(source, dtype=np.int64))
 
@@ -311,8 +311,8 @@ class TranslatedTexts(ExampleEncoder):
                 "(dataset.max_length), got far more; remove the pair and its line of links"
             )
         longest = most if self.cuts_words else None
-        source, source_words, _ = token_words(tokenizer, example.text, segmenter(example.text), longest=longest)
-        target, words, _ = token_words(tokenizer, translation, segmenter(translation), target=True, longest=longest)
+        source, source_words, *_ = token_words(tokenizer, example.text, segmenter(example.text), longest=longest)
+        target, words, *_ = token_words(tokenizer, translation, segmenter(translation), target=True, longest=longest)
         for side, tokens in (("source", source), ("target", target)):
             if most is not None and len(tokens) > most:
                 raise InputError(

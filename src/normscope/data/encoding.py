@@ -15,9 +15,10 @@ from normscope.data.encoders import (
     Texts,
     TranslatedTexts,
 )
-from normscope.data.examples import CorpusCounts, Example
+from normscope.data.examples import AS_GIVEN, CorpusCounts, Example
 from normscope.data.options import DatasetOptions, Level, Segmentation, Segments
 from normscope.data.token_sequence import ReadsTokens, Segmenter, Sequences, TokenSequence
+from normscope.data.tokenization import encoded
 from normscope.data.units import Units
 from normscope.data.words import token_words
 from normscope.errors import InputError
@@ -60,13 +61,15 @@ class Encoder:
         """Which texts may be in one batch."""
         self.level = level
         """Whether sequences come with the word of each token."""
+        self._rule = AS_GIVEN if separate else model.rule
+        chat = options.chat_template or self._rule.chat is not None
         column = options.categories if isinstance(options.categories, str) else None
         self.categories = TokenCategories.of(
             model.tokenizer,
             model.vocabulary,
             None if column is not None else options.categories,
             causal=model.causal,
-            column=CONVERSATION_PARTS if options.chat_template else values,
+            column=CONVERSATION_PARTS if chat else values,
         )
         longest = options.max_length or model.max_length
         _check(model, options, longest, separate=separate)
@@ -89,21 +92,22 @@ class Encoder:
             second_segment=1 if options.segments is Segments.pair else 0,
         )
         self._units = Units(model.tokenizer, model.name)
-        self._kind = self._of_kind(model, options, words, column, asks)
+        self._kind = self._conversations(model, asks) if chat else self._of_kind(model, options, words, column)
+
+    def _conversations(self, model: ReadsTokens, asks: bool) -> ExampleEncoder:
+        if self.separate or self._decodes:
+            raise InputError(
+                "dataset.chat_template=true: expected analyses of single texts, got one that compares the texts of pairs "
+                "or the decoder of an encoder–decoder; leave one of the two out"
+            )
+        from normscope.data.conversations import Conversations, template_of
+
+        return Conversations(self._sequences, template_of(model.tokenizer, model.name, self._rule.chat), asks)
 
     def _of_kind(
-        self, model: ReadsTokens, options: DatasetOptions, words: Segmenter | None, column: str | None, asks: bool
+        self, model: ReadsTokens, options: DatasetOptions, words: Segmenter | None, column: str | None
     ) -> ExampleEncoder:
         sequences, in_words = self._sequences, self.level is Level.word
-        if options.chat_template:
-            if self.separate or self._decodes:
-                raise InputError(
-                    "dataset.chat_template=true: expected analyses of single texts, got one that compares the texts of pairs "
-                    "or the decoder of an encoder–decoder; leave one of the two out"
-                )
-            from normscope.data.conversations import Conversations, template_of
-
-            return Conversations(sequences, template_of(model.tokenizer, model.name), asks)
         if model.decoder_inputs is not None and not self.separate:
             return TranslatedTexts(sequences, model.decoder_inputs, model.name, words)
         units, stride = self._units if in_words else None, options.stride if self._windows else None
@@ -157,11 +161,12 @@ class Encoder:
         """
         text = f"{pair.text} {pair.text_pair}"
         spans = [(0, len(pair.text)), (len(pair.text) + 1, len(text))]
-        ids, words, _ = token_words(self.tokenizer, text, spans)
+        ids, words, _, segments = token_words(self.tokenizer, text, spans, segments=self._sequences.segments)
         places = np.flatnonzero(words == 1)
         if not len(places) or places[0] == 0 or (self.max_length is not None and places[-1] >= self.max_length):
             return None
-        sequence = self._sequences.of_one_text(ids[: places[-1] + 1], cut=False)
+        end = places[-1] + 1
+        sequence = self._sequences.made(ids[:end], None if segments is None else segments[:end])
         if self.level is Level.word:
             sequence = self._units.completed(sequence)
         return sequence, int(places[-1] - places[0]) + 1
@@ -182,6 +187,7 @@ class Encoder:
         """Token sequences of examples, in order. Truncated examples are counted, and skipped ones by reason."""
         if self._unknown is not None:
             examples = [_with_unknown(example, self._unknown) for example in examples]
+        examples = [self._rule.applied(example) for example in examples]
         sequences = self._kind.encode([self._shortened(example) for example in examples], counts)
         return sequences if self.level is Level.token else [self._units.completed(sequence) for sequence in sequences]
 
@@ -246,7 +252,7 @@ def _check(model: ReadsTokens, options: DatasetOptions, longest: int | None, *, 
 def _check_windows(model: ReadsTokens, options: DatasetOptions, longest: int | None) -> None:
     if longest is None:
         raise InputError(f"dataset.segmentation=window: {model.name} has no maximum length; set dataset.max_length")
-    added = len(model.tokenizer("")["input_ids"])
+    added = len(encoded(model.tokenizer, "")["input_ids"])
     if not 0 <= options.stride < longest - added:
         raise InputError(
             f"dataset.stride={options.stride}: expected 0 to {longest - added - 1}, less than a window's tokens"

@@ -68,6 +68,32 @@ class Example:
     """The number of the document among those of the query, from 1; 0 if the texts are not a query and a document."""
 
 
+@dataclasses.dataclass(frozen=True)
+class TextRule:
+    """How a model's own files or modules write a text, or a pair, before the tokenizer reads it."""
+
+    prompt: str = ""
+    """What is put before a text, or before the first of a pair; in a chat template, what the system says."""
+    chat: Mapping[str, Any] | None = None
+    """The variables of the chat template in which texts are written; None if they are not."""
+
+    def applied(self, example: Example) -> Example:
+        """A text, a pair or a conversation as it is written."""
+        if self.chat is None:
+            plain = not self.prompt or example.annotation is not None
+            return example if plain else dataclasses.replace(example, text=self.prompt + example.text)
+        texts = {"user": example.text}
+        if example.text_pair is not None:
+            texts = {"query": example.text, "document": example.text_pair}
+        system = [Message("system", self.prompt)] if self.prompt else []
+        said = example.messages or [Message(*each) for each in texts.items()]
+        return dataclasses.replace(example, messages=(*system, *said))
+
+
+AS_GIVEN = TextRule()
+"""Texts are read as they are given."""
+
+
 @dataclasses.dataclass
 class CorpusCounts:
     """What became of the examples of a corpus: read = used + skipped."""

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from normscope.data.annotation import SPACES, WITHOUT_FORMS, lack_forms, spaced
+from normscope.data.annotation import WITHOUT_FORMS, lack_forms, spaced
 from normscope.data.examples import Annotation, Example
 from normscope.data.legibility import NOT_TEXT, why_not_text
 from normscope.errors import InputError, printable
@@ -50,7 +50,7 @@ def pairs_of_ranking(
                     "expected each document once"
                 )
         _check_text(document, place)
-        yield Example(text.strip(SPACES), document.strip(SPACES), score=gold[number - 1], document=number)
+        yield Example(text, document, score=gold[number - 1], document=number)
 
 
 def _check_text(text: object, where: str) -> None:
@@ -130,15 +130,15 @@ class RowReader:
             return "empty"
         if _is_words(cell) and lack_forms(cell):
             return WITHOUT_FORMS
-        if (reason := why_not_text(text.strip(SPACES))) is not None:
+        if (reason := why_not_text(text.strip())) is not None:
             return reason
         if not pair or not pair.strip():
-            return Example(text.strip(SPACES), annotation=self._annotation(cell, row, number))
-        reason = why_not_text(pair.strip(SPACES))
+            return Example(text, annotation=self._annotation(cell, row, number))
+        reason = why_not_text(pair.strip())
         score = self._score(row, number)
         if reason is not None:
             return f"{reason} in the second text"
-        return Example(text.strip(SPACES), pair.strip(SPACES), score=score)
+        return Example(text, pair, score=score)
 
     def _conversation(self, row: Row, number: int) -> Example | str:
         from normscope.data.conversations import messages_of
@@ -215,7 +215,7 @@ class RowReader:
 
 def _cell_text(cell: Any) -> Any:
     """The text of a cell; a list of words, as in datasets of tagged words, is joined by spaces."""
-    return " ".join(cell) if _is_words(cell) else cell
+    return spaced(cell)[0] if _is_words(cell) else cell
 
 
 def _is_words(cell: Any) -> bool:

@@ -89,15 +89,17 @@ class WikiText(Corpus):
         for line in self.corpus.examples():
             if isinstance(line, str):
                 yield line
-            elif _is_heading(line.text):
-                if article and _TITLE.match(line.text):
+                continue
+            text = line.text.strip()
+            if _is_heading(text):
+                if article and _TITLE.match(text):
                     yield Example("\n".join(article))
                     article = []
                 yield "heading"
             elif self.articles:
-                article.append(detokenized(line.text))
+                article.append(detokenized(text))
             else:
-                yield Example(detokenized(line.text))
+                yield Example(detokenized(text))
         if article:
             yield Example("\n".join(article))
 

@@ -203,7 +203,7 @@ def _refuse(entries: Sequence[Path], where: str, pattern: str) -> None:
 
 def _text_rows(file: TextFile) -> Generator[Row, None, None]:
     for line in lines(file.path):
-        yield {"text": line}
+        yield {"text": line.removesuffix("\n").removesuffix("\r")}
 
 
 def _json_rows(file: TextFile) -> Generator[Row, None, None]:

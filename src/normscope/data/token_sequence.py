@@ -11,7 +11,7 @@ import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.categories import TokenCategories
-from normscope.data.examples import Annotation, CorpusCounts
+from normscope.data.examples import Annotation, CorpusCounts, TextRule
 
 Segmenter = Callable[[str], list[tuple[int, int]]]
 """Splits a text into words, each a start and an end."""
@@ -133,7 +133,12 @@ class ReadsTokens(Protocol):
 
     @property
     def takes_segments(self) -> bool:
-        """Whether it takes segment ids, which say which text of a pair a token comes from."""
+        """Whether it reads the segment ids of the tokenizer, which say which text of a pair a token comes from."""
+        ...
+
+    @property
+    def rule(self) -> TextRule:
+        """How it writes texts before its tokenizer reads them."""
         ...
 
 
@@ -174,16 +179,12 @@ class Sequences:
             cut=cut,
         )
 
-    def of_one_text(self, input_ids: list[int], *, cut: bool) -> TokenSequence:
-        """The sequence of a text whose tokens all have segment id 0."""
-        return self.made(input_ids, [0] * len(input_ids) if self.segments else None, cut=cut)
-
     @property
     def cuts_beginnings(self) -> bool:
         """Whether texts that are too long lose their beginnings; with most tokenizers they lose their ends."""
         return str(self.tokenizer.truncation_side) == "left"
 
-    def kept(self, tokens: Sequence[T]) -> Sequence[T]:
+    def kept(self, tokens: list[T]) -> list[T]:
         """What remains of a sequence of the maximum length or more, if it is cut as the tokenizer cuts texts."""
         if self.max_length is None:
             return tokens

@@ -48,8 +48,7 @@ class TokenTexts:
         if token in self._added:
             return _printable(token)
         if self._byte_level:
-            data = b"".join(BYTES.get(character) or character.encode(errors="surrogateescape") for character in token)
-            return _printable(data.decode(errors="surrogateescape").replace(" ", _SPACE))
+            return _printable(_bytes_of(token).decode(errors="surrogateescape").replace(" ", _SPACE))
         if (byte := _FALLBACK.fullmatch(token)) is not None:
             return _printable(bytes.fromhex(byte[1]).decode(errors="surrogateescape"))
         return _printable(token)
@@ -59,11 +58,18 @@ class TokenTexts:
         vocabulary = self._tokenizer.get_vocab()
         if self._byte_level and shown not in self._added:
             data = _unescaped(shown).replace(_SPACE, " ").encode(errors="surrogateescape")
-            candidates = ["".join(_CHARACTERS[byte] for byte in data), shown]
+            # A letter of a text is not the byte that a vocabulary writes with it.
+            named = [] if _STRAY.search(_bytes_of(shown).decode(errors="surrogateescape")) else [shown]
+            candidates = ["".join(_CHARACTERS[byte] for byte in data), *named]
         else:
             data = _unescaped(shown).encode(errors="surrogateescape")
             candidates = [shown, _unescaped(shown), *([f"<0x{data[0]:02X}>"] if len(data) == 1 else [])]
         return next((each for each in candidates if each in vocabulary), None)
+
+
+def _bytes_of(token: str) -> bytes:
+    """The bytes that a token of a byte-level vocabulary stands for."""
+    return b"".join(BYTES.get(character) or character.encode(errors="surrogateescape") for character in token)
 
 
 def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:

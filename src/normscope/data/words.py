@@ -11,12 +11,10 @@ from tokenizers import Encoding
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.token_texts import BYTES, TokenTexts
-
-Span = tuple[int, int]
-"""Start and end offset in characters."""
+from normscope.data.tokenization import Place, Span, encoded, owners_of, places_of, visible
 
 NO_WORD = -1
-"""The word of special tokens: language codes, the end of the sentence."""
+"""The word of special tokens (language codes, the end of the sentence) and of white space between words."""
 
 # Marks with which tokenizers show that a token starts, continues or ends a word.
 _MARKS = ("▁", "Ġ", "##", "", "</w>")
@@ -38,6 +36,8 @@ class WordTokens(NamedTuple):
     owners: list[int]
     """For each word, the word whose tokens spell it: the word itself; another one if the tokenizer does not tell the two apart;
     NO_WORD if the tokenizer dropped it."""
+    segments: list[int] | None
+    """Segment ids, if they are wanted."""
 
 
 def token_words(
@@ -46,6 +46,7 @@ def token_words(
     words: Sequence[Span],
     *,
     target: bool = False,
+    segments: bool = False,
     longest: int | None = None,
 ) -> WordTokens:
     """The tokens of a text and the word of each.
@@ -54,33 +55,30 @@ def token_words(
         tokenizer: If it has no offsets, characters of tokens and words are matched.
         words: The spans of its words.
         target: Whether to tokenise it as the target of a translation.
+        segments: Whether segment ids are wanted.
         longest: Maximum number of tokens; None if unlimited.
     """
-    arguments: dict[str, Any] = {"text_target" if target else "text": text, "verbose": False}
-    if longest is not None:
-        arguments |= {"truncation": True, "max_length": longest}
-    if tokenizer.is_fast:
-        encoded = tokenizer(**arguments, return_offsets_mapping=True, return_special_tokens_mask=True)
-        ordinary = [not special for special in encoded["special_tokens_mask"]]
-        spans = [span for span, kept in zip(encoded["offset_mapping"], ordinary, strict=True) if kept]
-        of_ordinary = _by_offsets(spans, words)
-        owners = _owners(of_ordinary, words, spans)
-        input_ids = encoded["input_ids"]
-    else:
-        input_ids = tokenizer(**arguments)["input_ids"]
-        # The unknown token stands for a word.
-        special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-        ordinary = [token not in special for token in input_ids]
-        pieces = tokenizer.convert_ids_to_tokens(list(itertools.compress(input_ids, ordinary)))
-        surfaces = ["" if piece == tokenizer.unk_token else _surface(piece) for piece in pieces]
-        distinct = list(dict.fromkeys(words))
-        places = [words.index(span) for span in distinct]
-        of_distinct = _by_characters(surfaces, [text[start:end] for start, end in distinct])
-        of_ordinary = [NO_WORD if word == NO_WORD else places[word] for word in of_distinct]
-        owners = _owners(of_ordinary, words, ())
-    word_of_token = np.full(len(input_ids), NO_WORD, dtype=np.int64)
-    word_of_token[np.flatnonzero(ordinary)] = of_ordinary
-    return WordTokens(list(input_ids), word_of_token, owners)
+    arguments: dict[str, Any] = {} if longest is None else {"truncation": True, "max_length": longest}
+    encoding = encoded(tokenizer, text, target=target, segments=segments, **arguments)
+    input_ids, types = list(encoding["input_ids"]), encoding["token_type_ids"] if segments else None
+    if encoding.encodings is not None:
+        spans = [None if place is None else place[1:] for place in places_of(encoding.encodings[0], [text])]
+        of_tokens = np.array([NO_WORD if word is None else word for word in owners_of(spans, words)], dtype=np.int64)
+        return WordTokens(input_ids, of_tokens, _owners(of_tokens.tolist(), words, spans), types)
+    # The unknown token stands for a word; a mark alone stands for white space.
+    special, unknown = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}, tokenizer.unk_token
+    pieces = tokenizer.convert_ids_to_tokens(input_ids)
+    surfaces = {
+        at: "" if piece == unknown else _surface(piece)
+        for at, (token, piece) in enumerate(zip(input_ids, pieces, strict=True))
+        if token not in special and (piece == unknown or _surface(piece))
+    }
+    distinct = list(dict.fromkeys(words))
+    places = [words.index(span) for span in distinct]
+    of_distinct = _by_characters([*surfaces.values()], [text[start:end] for start, end in distinct])
+    of_tokens = np.full(len(input_ids), NO_WORD, dtype=np.int64)
+    of_tokens[[*surfaces]] = [NO_WORD if word == NO_WORD else places[word] for word in of_distinct]
+    return WordTokens(input_ids, of_tokens, _owners(of_tokens.tolist(), words, ()), types)
 
 
 def unit_numbers(words: Sequence[int]) -> np.ndarray:
@@ -126,36 +124,32 @@ def _joined_pieces(tokenizer: PreTrainedTokenizerBase, pieces: list[str]) -> str
 def written_words(encoding: Encoding, texts: Sequence[str]) -> np.ndarray:
     """The word of each token of a fast tokenizer, or NO_WORD.
 
-    Words are the tokenizer's own, except that they end at white space, that punctuation is no part of them unless it is an
-    apostrophe between letters (`don't`), that neighbouring digits are one number, and that a mark belongs to the letter before
-    it. Characters that the tokenizer drops, such as the accents that an uncased one strips, end no word.
+    Words are the tokenizer's own, except that they end at white space, which is part of none, that punctuation is no part of
+    them unless it is an apostrophe between letters (`don't`), that neighbouring digits are one number, and that a mark belongs
+    to the letter before it. Characters that the tokenizer drops, such as the accents that an uncased one strips, end no word.
 
     Args:
         encoding: The tokens.
         texts: The text, or both texts of a pair.
     """
     words = np.full(len(encoding), NO_WORD, dtype=np.int64)
-    before: int | None = None
+    before: tuple[Place, int | None] | None = None
     count = 0
-    for token, (owner, side, special) in enumerate(
-        zip(encoding.word_ids, encoding.sequence_ids, encoding.special_tokens_mask, strict=True)
-    ):
-        if special or side is None:
+    for token, (owner, place) in enumerate(zip(encoding.word_ids, places_of(encoding, texts), strict=True)):
+        if place is None:
             before = None
+            continue
+        text = texts[place[0]]
+        if not text[slice(*place[1:])].strip():
             continue
         joined = (
             before is not None
-            and encoding.sequence_ids[before] == side
-            and _joined(
-                texts[side],
-                encoding.offsets[before],
-                encoding.offsets[token],
-                same=owner is not None and owner == encoding.word_ids[before],
-            )
+            and before[0][0] == place[0]
+            and _joined(text, before[0][1:], place[1:], same=owner is not None and owner == before[1])
         )
         count += not joined
         words[token] = count - 1
-        before = token
+        before = place, owner
     return words
 
 
@@ -163,13 +157,11 @@ def _joined(text: str, one: Span, other: Span, *, same: bool) -> bool:
     """Whether two tokens, one after the other, belong to one word.
 
     Args:
-        one: The span of the first.
-        other: The span of the second.
+        one: The span of the first, without white space around it.
+        other: That of the second.
         same: Whether they belong to one word of the tokenizer.
     """
-    (first, end), (start, stop) = _trimmed(text, one), _trimmed(text, other)
-    if first == end or start == stop:
-        return first == end  # white space alone belongs to the next word
+    (_, end), (start, _) = one, other
     if start < end:  # bytes of one character
         return True
     gap = text[end:start]  # characters that the tokenizer dropped
@@ -222,16 +214,6 @@ def _alphabetic(character: str) -> bool:
     return character.isalpha() and not unicodedata.name(character, "").startswith("CJK")
 
 
-def _trimmed(text: str, span: Span) -> Span:
-    """A span without white space at its ends."""
-    start, end = span
-    while start < end and text[start].isspace():
-        start += 1
-    while start < end and text[end - 1].isspace():
-        end -= 1
-    return start, end
-
-
 def marked_words(tokens: Sequence[str], special: Collection[str], mark: str) -> np.ndarray:
     """The word of each token, or NO_WORD, by the marks of a tokenizer that does not tell where its tokens stand.
 
@@ -244,8 +226,11 @@ def marked_words(tokens: Sequence[str], special: Collection[str], mark: str) -> 
     text, spans = _byte_level(tokens, special) if mark == "Ġ" else _marked(tokens, special, mark)
     words = np.full(len(tokens), NO_WORD, dtype=np.int64)
     count, before = 0, None
-    for position, span in spans.items():
-        joined = before is not None and before[1] >= span[0] and _joined(text, before, span, same=True)
+    for position, whole in spans.items():
+        span = visible(text, whole)
+        if not text[slice(*span)].strip():
+            continue
+        joined = before is not None and before[1] >= whole[0] and _joined(text, before, span, same=True)
         count += not joined
         words[position], before = count - 1, span
     return words
@@ -291,17 +276,11 @@ def words_of_tokens(tokens: Sequence[str], special: Collection[str]) -> tuple[in
     Returns:
         Numbers from 0, or None if there are no marks, or no word has two tokens.
     """
-    if any(token.startswith("##") for token in tokens):
-        starts = [not token.startswith("##") for token in tokens]
-    elif any(token.startswith(("▁", "Ġ")) for token in tokens):
-        starts = [token.startswith(("▁", "Ġ")) for token in tokens]
-    else:
+    mark = mark_of(token for token in tokens if token not in special)
+    if mark is None:
         return None
-    words: list[int] = []
-    for position, token in enumerate(tokens):
-        begins = starts[position] or token in special or position == 0 or tokens[position - 1] in special
-        words.append((words[-1] if words else -1) + begins)
-    return tuple(words) if words[-1] + 1 < len(words) else None
+    words = tuple(unit_numbers(marked_words(tokens, special, mark).tolist()).tolist())
+    return words if words[-1] + 1 < len(words) else None
 
 
 def mark_of(vocabulary: Iterable[str]) -> str | None:
@@ -316,7 +295,7 @@ def mark_of(vocabulary: Iterable[str]) -> str | None:
     return None
 
 
-def _owners(of_token: Sequence[int], words: Sequence[Span], spans: Sequence[Span]) -> list[int]:
+def _owners(of_token: Sequence[int], words: Sequence[Span], spans: Sequence[Span | None]) -> list[int]:
     """The word whose tokens spell each word. Without the spans of tokens, only words of the same span share theirs."""
     spelt = set(of_token)
     first = {span: index for index, span in reversed(list(enumerate(words))) if index in spelt}
@@ -325,30 +304,10 @@ def _owners(of_token: Sequence[int], words: Sequence[Span], spans: Sequence[Span
         if index in spelt:
             owners.append(index)
             continue
-        common = [min(end, last) - max(start, begin) for begin, last in spans]
+        common = [0 if span is None else min(end, span[1]) - max(start, span[0]) for span in spans]
         best = int(np.argmax(common)) if common else 0
         owners.append(of_token[best] if common and common[best] > 0 else first.get((start, end), NO_WORD))
     return owners
-
-
-def _by_offsets(spans: Sequence[Span], words: Sequence[Span]) -> list[int]:
-    """The word that each token shares most characters with. A token of spaces alone belongs to the next word."""
-    word_of_token = []
-    begin = 0  # words before this one end before the token starts
-    for start, end in spans:
-        while begin < len(words) and words[begin][1] <= start:
-            begin += 1
-        best, most = NO_WORD, 0
-        for index in range(begin, len(words)):
-            first, last = words[index]
-            if first >= end:
-                if best == NO_WORD:
-                    best = index
-                break
-            if (common := min(end, last) - max(start, first)) > most:
-                best, most = index, common
-        word_of_token.append(best)
-    return word_of_token
 
 
 def _by_characters(pieces: Sequence[str], words: Sequence[str]) -> list[int]:

@@ -140,7 +140,7 @@ class Answers:
         answer["against"] = against
         try:
             parts = attribute(
-                model, given, aim, against=against or None, level=str(level), attention=str(self.attention)
+                model, given, aim, against=found.answer(against), level=str(level), attention=str(self.attention)
             )
         except InputError as error:
             if target:  # which may be what is wrong
@@ -176,7 +176,7 @@ class Answers:
         given = self._read(model, side).given
         found = prediction_of(model, given)
         aim, against = _aimed(found, target, against)
-        parts = attribute(model, given, aim, against=against or None, by=["layer", "head"])
+        parts = attribute(model, given, aim, against=found.answer(against), by=["layer", "head"])
         assert isinstance(parts, Attribution)
         whole = parts.target if callable(aim) else 1.0
         grid = parts._head_grid / whole

@@ -13,7 +13,7 @@ from normscope.attribution.embeddings import embedding
 from normscope.attribution.readouts import EmbeddingReadout
 from normscope.errors import InputError
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.predictor import PREDICTED, Predictor
+from normscope.models.load.predictor import PREDICTED, Predictor, masks_in
 from normscope.models.load.task_heads import Head
 from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.stored.logit_meaning import LogitMeaning
@@ -37,16 +37,24 @@ class Prediction:
     """The number of the second answer, if one excludes the other: what the first is compared with to say why it is the first.
     Most of a logit is shared by all answers."""
 
+    numbers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The numbers of the choices. The name of a token may also be a text that becomes another one."""
+
+    def answer(self, name: str) -> str | int | None:
+        """The answer with this name: its number, if it is a choice; None for no name."""
+        return self.numbers.get(name, name) if name else None
+
     def aimed_at(self, name: str) -> Target:
         """The target with another answer.
 
         Raises:
             InputError: If nothing else can be attributed.
         """
+        answer = self.answer(name)
         if isinstance(self.target, Label):
-            return Label(name)
+            return Label(answer)
         if isinstance(self.target, NextToken | MaskedToken):
-            return dataclasses.replace(self.target, token=name)
+            return dataclasses.replace(self.target, token=answer)
         raise InputError(f"target={name!r}: the model computes no predictions for this text; leave the target out")
 
 
@@ -72,21 +80,24 @@ def _prediction(model: LoadedModel, text: Any, count: int, also: Sequence[str]) 
         if model.translator is None:
             raise InputError(f"model: {model.name} has no weights of a translator; set model.stack=encoder")
         return Prediction("the next token of the translation", [], NextToken())
-    has_mask = bool((inputs["input_ids"] == (model.tokenizer.mask_token_id or -1)).any())
+    has_mask = bool(masks_in(model.tokenizer, inputs["input_ids"]).any())
     predictor = Predictor.of(model, [kind for kind in PREDICTED if has_mask or kind is not Head.MASKED_TOKEN])
     if predictor is None:
         return Prediction("embedding", [], _own_embedding(model))
     with torch.inference_mode():
         (logits,) = predictor.logits(predictor.model(**inputs), inputs)
     read = predictor.meaning.read(logits)
-    asked = [number for name in also if (number := predictor.number(name, "target")) is not None]
-    likely = [*dict.fromkeys([*read.topk(min(count, len(read))).indices.tolist(), *asked])]
+    likely = read.topk(min(count, len(read))).indices.tolist()
+    numbers = {predictor.name(number): number for number in reversed(likely)}
+    asked = [numbers[name] if name in numbers else predictor.number(name, "target") for name in also]
+    likely = [number for number in dict.fromkeys([*likely, *asked]) if number is not None]
     return Prediction(
         predictor.what,
         [(predictor.name(number), float(read[number])) for number in likely],
         _TARGETS[predictor.kind],
         predictor.meaning,
         likely[1] if predictor.meaning is LogitMeaning.softmax and len(likely) > 1 else None,
+        numbers,
     )
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from normscope.data.options import Level
@@ -15,6 +15,7 @@ from normscope.models.load.text_batches import (
     batch_from_texts,
     is_messages,
     messages_in,
+    number_of_tokens,
     parts_of,
     places_of_tokens,
     roles_of,
@@ -36,9 +37,7 @@ def typed(text: Any) -> tuple[str, bool]:
     """
     if is_messages(text):
         written = "\n".join(f"{each.role}: {each.content}" for each in messages_in(text))
-        if [(each.role, each.content) for each in messages_of(written)] != [
-            (each.role, each.content.strip()) for each in messages_in(text)
-        ]:
+        if [each[:2] for each in messages_of(written)] != [each[:2] for each in messages_in(text)]:
             raise InputError(
                 "text: a line of a message begins with a role, such as `user:`, and would be read as another message"
             )
@@ -61,16 +60,17 @@ class TypedMessage(NamedTuple):
 def messages_of(text: str) -> list[TypedMessage]:
     """The messages of a conversation, each of which begins with its role at the beginning of a line: `user: Hello!`.
 
-    What comes before the first role is what a user says.
+    What comes before the first role is what a user says. The space behind a role and the line break before one are no part of
+    messages.
     """
     roles = [*_ROLE.finditer(text)]
     parts = [("user", 0), *((found[1], found.end()) for found in roles)]
     ends = [*(found.start() for found in roles), len(text)]
     messages = []
     for number, ((role, start), end) in enumerate(zip(parts, ends, strict=True)):
-        content = text[start:end]
-        if number or content.strip():
-            messages.append(TypedMessage(role, content.strip(), start + len(content) - len(content.lstrip())))
+        start += bool(number) and text[start:end].startswith(" ")
+        if number or text[:end].strip():
+            messages.append(TypedMessage(role, text[start:end].removesuffix("\n" if end < len(text) else ""), start))
     return messages
 
 
@@ -129,9 +129,9 @@ def read(model: LoadedModel, text: str, limit: Limit, *, chat: bool = False) -> 
     given = as_given(model, text, chat=chat)
     longest = limit.tokens if model.max_length is None else min(limit.tokens, model.max_length)
     which = limit.name if longest == limit.tokens else f"the limit of {model.name}"
+    if _fits(model, given, longest):
+        return Read(text, given, "", chat)
     if chat:
-        if len(roles_of(model, given)) <= longest:
-            return Read(text, given, "", chat)
         cut = _cut(text, lambda part: _conversation_fits(model, part, longest))
         if not cut:
             raise InputError(
@@ -139,10 +139,8 @@ def read(model: LoadedModel, text: str, limit: Limit, *, chat: bool = False) -> 
             )
     else:
         first, separator, second = text.partition(SEPARATOR)
-        if _fits(model, (first, second) if separator else (first,), longest):
-            return Read(text, given, "", chat)
         half = longest // 2 if separator else longest
-        cut = _cut(first, lambda part: _fits(model, (part,), half))
+        cut = _cut(first, lambda part: _fits(model, part, half))
         if separator:
             before = cut
             cut += SEPARATOR + _cut(second, lambda part: _fits(model, (before, part), longest))
@@ -160,19 +158,20 @@ def count_of(model: LoadedModel, given: Any) -> int:
     return max(batch.input_ids.shape[1], batch.keys.input_ids.shape[1])
 
 
-def _fits(model: LoadedModel, texts: Sequence[str], longest: int) -> bool:
-    if model.layout.reads_target and len(texts) > 1:
-        return all(_fits(model, (text,), longest) for text in texts)
+def _fits(model: LoadedModel, given: Any, longest: int) -> bool:
+    if isinstance(given, tuple):
+        if model.layout.reads_target:
+            return all(_fits(model, text, longest) for text in given)
+        beginning: Any = tuple(text[: (longest + 1) * _CHARACTERS] for text in given)
+    else:
+        beginning = given[: (longest + 1) * _CHARACTERS]
     # The beginning alone tells of most texts that are much too long.
-    for shown in ([text[: (longest + 1) * _CHARACTERS] for text in texts], texts):
-        if len(model.tokenizer(*shown, verbose=False)["input_ids"]) > longest:
-            return False
-    return True
+    return all(number_of_tokens(model, text) <= longest for text in (beginning, given))
 
 
 def _conversation_fits(model: LoadedModel, text: str, longest: int) -> bool:
     try:
-        return len(roles_of(model, as_given(model, text, chat=True))) <= longest
+        return _fits(model, as_given(model, text, chat=True), longest)
     except InputError:  # of nothing, for instance
         return False
 
@@ -213,10 +212,9 @@ def units_of(model: LoadedModel, typed: Read, level: Level) -> Units:
     numbers = batch.unit_numbers.tolist()
     places: list[tuple[int, int] | None] = [None] * (max(numbers) + 1)
     for number, place in zip(numbers, known or (), strict=False):
-        if place is None or place[1] == place[2]:
+        if place is None:
             continue
         start, end = (begins[place[0]] + at for at in place[1:])
-        start += len(typed.text[start:end]) - len(typed.text[start:end].lstrip())
         before = places[number]
         places[number] = (start if before is None else before[0], end)
     first = {number: at for at, number in reversed([*enumerate(numbers)])}

@@ -215,8 +215,8 @@ def conclude(run: Run) -> Result:
     if run.plan.options.level is Level.word:
         parts = {name: about_words(part) for name, part in parts.items()}
     result = joined(parts, run.plan.model.layers)
-    batching = [note] if (note := run.plan.encoder.batching.note) else []
-    notes = list(dict.fromkeys([*_lost(run), *result.notes, *batching]))
+    of_model = filter(None, [run.plan.encoder.batching.note, run.plan.model.segments_note])
+    notes = list(dict.fromkeys([*_lost(run), *result.notes, *of_model]))
     return with_published(dataclasses.replace(result, notes=notes, config={**plain(run.plan.options), "resume": None}))
 
 

@@ -1,5 +1,6 @@
 """PEFT adapters, merged into the weights of their model before it is observed: from files, or in memory."""
 
+import collections
 import dataclasses
 import sys
 import warnings
@@ -175,13 +176,12 @@ class Adapter:
             warnings.simplefilter("ignore")  # peft's advice to those who train
             adapted = self._around(model)
             before = outputs_on_probes(text_tower(model), probes)
+            merged = adapted.get_base_model()
             try:
-                _untie(adapted)
-                merged = adapted.merge_and_unload()
-            except Exception as error:  # adapters that cannot be merged raise many types
-                kind = f"{_kind(self.settings)}: {one_line(error)}"
+                merge_active_adapters(merged)
+            except InputError as error:
+                kind = f"{_kind(self.settings)}: {error}"
                 raise InputError(f"model.name={self.name}: {_UNMERGEABLE.format(kind=kind)}") from error
-        assert isinstance(merged, PreTrainedModel)
         after = outputs_on_probes(text_tower(merged), probes)
         require_same_outputs(merged.dtype, after, before, self.name, "with its adapter merged into its weights")
         return merged
@@ -255,9 +255,7 @@ def _untie(adapted: nn.Module) -> None:
     """Give adapted layers weights of their own where another module has the same: merging would change it too."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    shared: dict[int, int] = {}
-    for _, parameter in adapted.named_parameters(remove_duplicate=False):
-        shared[id(parameter)] = shared.get(id(parameter), 0) + 1
+    shared = collections.Counter(id(parameter) for _, parameter in adapted.named_parameters(remove_duplicate=False))
     for module in adapted.modules():
         layer = module.get_base_layer() if isinstance(module, BaseTunerLayer) else nn.Module()
         for name, parameter in list(layer.named_parameters(recurse=False)):
@@ -311,7 +309,10 @@ def merge_active_adapters(model: nn.Module) -> None:
     Raises:
         InputError: If an adapter cannot be merged.
     """
-    for name, layer in adapted_layers(model).items():
+    layers = adapted_layers(model)
+    if layers:
+        _untie(model)
+    for name, layer in layers.items():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that there is nothing to merge, for example
@@ -322,6 +323,9 @@ def merge_active_adapters(model: nn.Module) -> None:
             ) from error
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, plain)
+    left = next((module for module in model.modules() if type(module).__module__.partition(".")[0] == "peft"), None)
+    if left is not None:
+        raise InputError(f"model: its {type(left).__name__} cannot be merged into weights")
 
 
 def _merged(layer: Any) -> nn.Module:

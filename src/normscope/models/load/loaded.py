@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from normscope.data.examples import AS_GIVEN, TextRule
 from normscope.data.token_sequence import Batching
+from normscope.data.tokenization import encoded
 from normscope.errors import InputError, escaped
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
@@ -98,6 +100,9 @@ class LoadedModel:
 
     require_current: Callable[[], None] = lambda: None
     """Raises InputError if `model` stands for another model in memory that has changed since."""
+
+    rule: TextRule = AS_GIVEN
+    """How the model's files or modules write texts before the tokenizer reads them."""
 
     _exclusive: Exclusive = dataclasses.field(default_factory=Exclusive, init=False, repr=False)
 
@@ -228,8 +233,20 @@ class LoadedModel:
 
     @cached_property
     def takes_segments(self) -> bool:
-        """Whether the model reads segment ids, which text of a pair each token belongs to."""
-        return self.token_types is not None and self.token_types.segments
+        """Whether the model reads the segment ids of its tokenizer, as in `model(**tokenizer(text))`."""
+        return self.token_types is not None and (self.token_types.segments or bool(self.segments_note))
+
+    @cached_property
+    def segments_note(self) -> str:
+        """A sentence if the model looks the segment ids of its tokenizer up among its tokens; otherwise empty."""
+        known = self.token_types
+        among = known is not None and (known.number or 0) > 1 and not known.segments
+        if not among or "token_type_ids" not in self.tokenizer.model_input_names:
+            return ""
+        return (
+            "texts are read with the tokenizer's token_type_ids, for which this model adds embeddings of tokens, as in "
+            "model(**tokenizer(text)); a pipeline that passes no such ids measures something else"
+        )
 
     @cached_property
     def token_types(self) -> TokenTypes | None:
@@ -279,15 +296,20 @@ class LoadedModel:
             observer.run(inputs, lambda block: visible.append(block.alpha.seen.of()[0, 0]), check=Check.NOTHING)
         return bool(visible[0][1, 0]) and not bool(visible[0][0, 1])
 
-    @cached_property
+    @property
     def ending(self) -> tuple[int, ...]:
         """The special tokens that the tokenizer puts behind a text, such as [SEP]: a next token follows the text instead."""
         if self.tokenizer is None or isinstance(self.tokenizer, TokenNames):
             return ()
-        whole, plain = (self.tokenizer.encode("a", add_special_tokens=special) for special in (True, False))
+        whole, plain = (encoded(self.tokenizer, "a", special=special)["input_ids"] for special in (True, False))
         # Not by which tokens are special: the text itself may be unknown to the tokenizer.
         after = (at + len(plain) for at in range(len(whole)) if whole[at : at + len(plain)] == plain)
         return tuple(map(int, whole[next(after, len(whole)) :])) if plain else ()
+
+    def without_ending(self, ids: list[int]) -> list[int]:
+        """The tokens of a text without those that the tokenizer puts behind it, if it has any others."""
+        ending = self.ending
+        return ids[: -len(ending)] if 0 < len(ending) < len(ids) and tuple(ids[-len(ending) :]) == ending else ids
 
     @property
     def is_cross_attention(self) -> bool:

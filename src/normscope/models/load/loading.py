@@ -43,7 +43,7 @@ from normscope.models.stored.config_checks import (
     silent_warnings,
 )
 from normscope.models.stored.decoder_start import decoder_shift
-from normscope.models.stored.embedder_files import longest_text
+from normscope.models.stored.embedder_files import longest_text, rule_of
 from normscope.models.stored.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source, locate, weights_digest
 from normscope.models.stored.offloading import accelerate_silenced, keep_on, memory_by_device, spare_memory
 from normscope.models.stored.random_state import drawing
@@ -173,6 +173,7 @@ class OpenedModel:
             max_length=longest_input(model, self.layout, tokenizer, self._longest_text),
             load_head=lambda head: self._head(head, model, whole),
             folder=None if self.options.random_init else self._named.whole,
+            rule=rule_of(None if self.options.random_init else self._named.whole, name),
         )
 
     @property

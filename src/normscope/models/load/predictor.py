@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.data.token_texts import TokenTexts
+from normscope.data.tokenization import continuation
 from normscope.errors import InputError
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.task_heads import Head
@@ -66,7 +67,7 @@ class Predictor:
             case Head.NEXT_TOKEN:
                 return last_of_text(ids, inputs["attention_mask"], self.ending)
             case Head.MASKED_TOKEN:
-                return (ids == self.tokenizer.mask_token_id).long().argmax(dim=1)
+                return masks_in(self.tokenizer, ids).long().argmax(dim=1)
         return None
 
     def logits(self, output: Any, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch choice"]:
@@ -113,13 +114,16 @@ class Predictor:
         return {int(number): str(label) for number, label in (self.model.config.id2label or {}).items()}
 
 
-def token_number(tokenizer: Any, token: str | int | None, argument: str = "token") -> int | None:
+def token_number(
+    tokenizer: Any, token: str | int | None, argument: str = "token", *, target: bool = False
+) -> int | None:
     """The number of a token; None for None.
 
     Args:
         tokenizer: The tokenizer.
-        token: A word that is one token, or a token's name or number.
+        token: A text that is one token, otherwise a token's name; or its number.
         argument: The name of the argument, for messages.
+        target: Whether it belongs to the target of a translation.
 
     Raises:
         InputError: If there is no such token, or the word is several.
@@ -130,15 +134,21 @@ def token_number(tokenizer: Any, token: str | int | None, argument: str = "token
         return token
     if isinstance(token, str):
         require_unicode(token)
+        pieces = continuation(tokenizer, token, target=target)
+        if len(pieces) == 1 and pieces[0] != tokenizer.unk_token_id:
+            return int(pieces[0])
         if (known := TokenTexts(tokenizer).token(token)) is not None:
             return int(tokenizer.get_vocab()[known])
-        pieces = tokenizer.encode(token, add_special_tokens=False)
-        if len(pieces) == 1:
-            return int(pieces[0])
         raise InputError(
             f"{argument}={token!r}: expected a single token, got {len(pieces)}: {TokenTexts(tokenizer).of(pieces)}"
         )
     raise InputError(f"{argument}={token!r}: expected a token, or its number from 0 to {len(tokenizer) - 1}")
+
+
+def masks_in(tokenizer: Any, input_ids: Int[Tensor, "*axes"]) -> Bool[Tensor, "*axes"]:
+    """Which tokens are masks; none for a tokenizer that has no mask token."""
+    mask = tokenizer.mask_token_id
+    return torch.zeros_like(input_ids, dtype=torch.bool) if mask is None else input_ids == mask
 
 
 def last_of_text(

@@ -6,7 +6,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import torch
@@ -18,11 +18,15 @@ from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example, Message
 from normscope.data.options import DatasetKind, DatasetOptions, Level
 from normscope.data.token_sequence import TokenSequence
+from normscope.data.tokenization import Place, continuation, encoded, owners_of, places_of
 from normscope.data.words import NO_WORD, unit_numbers
 from normscope.errors import InputError, one_line, printable
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.tokenizer_loading import TokenNames
 from normscope.rounding import counted
+
+if TYPE_CHECKING:
+    from normscope.data.conversations import Conversation
 
 Text = str | tuple[str, str] | list[int] | list[dict[str, str]] | Tensor | np.ndarray
 """A text, a pair of texts, a conversation (messages with `role` and `content`), or token ids: a list, an array or a tensor."""
@@ -60,7 +64,8 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
         encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0), level=level)
         sequences = _sequences(model, encoder, texts)
         for sequence in sequences:
-            _warn(encoder.remark_on(sequence.input_ids))
+            if remark := encoder.remark_on(sequence.input_ids):
+                say_once(f"texts {remark}")
         return collate(sequences if level is Level.token else _with_units(encoder, texts, sequences), encoder)
     texts = [texts] if is_single(texts) else texts
     if not isinstance(texts, list) or not texts:
@@ -74,7 +79,7 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
     with _in_terms_of_messages():
         encoder = Encoder(model, options, level=level, asks=True)
         sequences = encoder.encode(examples, counts)
-        if chats and counts.skipped:
+        if counts.skipped and (chats or model.rule.chat is not None):
             raise InputError(f"messages: {next(iter(counts.skipped))}")
     if counts.cut:
         raise InputError(
@@ -85,16 +90,16 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
             "the text is" if len(examples) == 1 else f"{len(examples) - len(sequences)} of {len(examples)} texts are"
         )
         raise InputError(f"{which} empty after tokenisation")
-    for remark in counts.remarks:
-        _warn(remark)
+    for remark in (model.segments_note, *map("texts {}".format, counts.remarks)):
+        say_once(remark)
     return collate(sequences, encoder)
 
 
 @functools.cache
-def _warn(remark: str) -> None:
-    """Say what is unusual about texts, once."""
+def say_once(remark: str) -> None:
+    """Say what is unusual about texts and how they are read, once."""
     if remark:
-        log.warning("texts %s", remark)
+        log.warning("%s", remark)
 
 
 def _with_units(encoder: Encoder, encoding: BatchEncoding, sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
@@ -206,18 +211,14 @@ def messages_in(text: list[dict[str, str]]) -> tuple[Message, ...]:
 
 def roles_of(model: LoadedModel, text: list[dict[str, str]]) -> list[str]:
     """The role that says each token of a conversation, as `batch_from_texts` writes it, or `template`."""
-    return [role for role, _ in _written(model, text)]
+    from normscope.data.conversations import tokens_of
 
-
-Place = tuple[int, int, int]
-"""Where a token lies in a text: in which text of a pair, or message of a conversation; its first character there, and the one
-after its last."""
+    written = _written(model, _as_written(model, text))
+    return [written.part_of(message) for message in tokens_of(model.tokenizer, written).messages]
 
 
 def places_of_tokens(model: LoadedModel, text: Any, ids: Sequence[int]) -> list[Place | None] | None:
-    """Where each token of a text lies; None for special tokens and those of a template.
-
-    A template may have stripped a message, whose characters are counted without the space around it.
+    """Where each token of a text lies; None for special tokens, and those of a prompt or a template.
 
     Args:
         text: A text, a pair of texts, or a conversation.
@@ -226,36 +227,97 @@ def places_of_tokens(model: LoadedModel, text: Any, ids: Sequence[int]) -> list[
     Returns:
         None if the tokenizer does not know where tokens are, or reads the text in another way than it was tokenized.
     """
+    encoding, texts, parts = _read(model, text)
+    if encoding.encodings is None or encoding["input_ids"] != list(ids):
+        return None
+    places: list[Place | None] = [None] * len(ids)
+    found = places_of(encoding.encodings[0], texts)
+    for number, (side, start, end, lead) in enumerate(parts):
+        spans = [None if place is None or place[0] != side else place[1:] for place in found]
+        for at, owner in enumerate(owners_of(spans, [(start, end)])):
+            span = spans[at]
+            if owner is not None and span is not None:
+                places[at] = number, max(span[0] - start, 0) + lead, min(span[1], end) - start + lead
+    return places
+
+
+def tokens_after(model: LoadedModel, text: Any, ids: Sequence[int], answer: str) -> list[int]:
+    """The tokens of an answer that follows a text: those that both have together, without those of the text.
+
+    If the tokenizer writes the text's own tokens differently with the answer behind it, or the text is not known, those that
+    the answer has behind other texts.
+
+    Args:
+        text: As in `places_of_tokens`.
+        ids: The tokens that the answer follows.
+    """
+    require_unicode(answer)
+    if isinstance(text, str | tuple) or is_messages(text):
+        whole = list(_read(model, text, behind=answer)[0]["input_ids"])
+        whole = whole if is_messages(text) or model.rule.chat is not None else model.without_ending(whole)
+        if whole[: len(ids)] == list(ids):
+            return whole[len(ids) :]
+        say_once(
+            "an answer follows a text whose last token the tokenizer would join with the answer's first characters; it is read "
+            "behind the text's own tokens. An answer usually begins with a space, and the text before it ends with none"
+        )
+    return continuation(model.tokenizer, answer)
+
+
+def number_of_tokens(model: LoadedModel, text: Any) -> int:
+    """The number of tokens of a text, a pair or a conversation, however long it is."""
+    return len(_read(model, text)[0]["input_ids"])
+
+
+def _read(
+    model: LoadedModel, text: Any, behind: str = ""
+) -> tuple[BatchEncoding, list[str], list[tuple[int, int, int, int]]]:
+    """A text, a pair or a conversation as a tokenizer reads it, with more text behind it.
+
+    Returns:
+        The tokens; the texts that the tokenizer has read; and where what was given lies in these: in which text, between which
+        characters, and how many characters a template has stripped before it.
+    """
+    example = _as_written(model, text)
+    if example.messages is not None:
+        written = _written(model, example)
+        parts = [
+            (0, start, end, (len(said) - len(said.lstrip())) * (end - start < len(said)))
+            for (start, end), (_, said, _) in zip(written.messages, example.messages, strict=True)
+        ]
+        given = len(text) if isinstance(text, list | tuple) else 1  # without what the system says to a reranker
+        texts = [written.text + behind]
+        return encoded(model.tokenizer, *texts, special=False), texts, parts[-given:]
+    texts = [example.text] if example.text_pair is None else [example.text, example.text_pair]
+    before = len(example.text) - len(text if isinstance(text, str) else text[0])
+    parts = [(side, 0 if side else before, len(each), 0) for side, each in enumerate(texts)]
+    texts[-1] += behind
+    return encoded(model.tokenizer, *texts), texts, parts
+
+
+def _as_written(model: LoadedModel, text: Any) -> Example:
+    """A text, a pair or a conversation as the model's own rule writes it."""
     if is_messages(text):
-        return [place for _, place in _written(model, text)]
-    if not getattr(model.tokenizer, "is_fast", False):
-        return None
-    texts = text if isinstance(text, tuple) else (text,)
-    encoding = model.tokenizer(*texts, return_offsets_mapping=True, verbose=False)
-    if list(encoding["input_ids"]) != list(ids):
-        return None
-    spans = zip(encoding.sequence_ids(0), encoding["offset_mapping"], strict=True)
-    return [None if part is None else (part, start, end) for part, (start, end) in spans]
+        return model.rule.applied(Example("", messages=messages_in(text)))
+    first, *second = parts_of(text)
+    return model.rule.applied(Example(first, second[0] if second else None))
 
 
-def _written(model: LoadedModel, text: list[dict[str, str]]) -> list[tuple[str, Place | None]]:
-    """The role of each token of a conversation, and its place in a message."""
-    from normscope.data.conversations import awaits_answer, conversation, template_of, tokens_of
+def _written(model: LoadedModel, example: Example) -> "Conversation":
+    """A conversation in its template.
 
-    messages = messages_in(text)
+    Raises:
+        InputError: If the template rejects it, as `batch_from_texts` does.
+    """
+    from normscope.data.conversations import awaits_answer, conversation, template_of
+
+    messages = example.messages or ()
     with _in_terms_of_messages():
-        written = conversation(template_of(model.tokenizer, model.name), messages, prompt=awaits_answer(messages))
-    if isinstance(written, str):  # which `batch_from_texts` refuses as well
+        template = template_of(model.tokenizer, model.name, model.rule.chat)
+        written = conversation(template, messages, prompt=awaits_answer(messages))
+    if isinstance(written, str):
         raise InputError(f"messages: {written}")
-    _, roles, spans = tokens_of(model.tokenizer, written)
-    places: list[Place | None] = []
-    for start, end in spans:
-        at = written.part_of(start, end)
-        # Every second part is a message, and what is between them is the template's.
-        begin = written.starts[at]
-        stop = written.starts[at + 1] if at + 1 < len(written.starts) else len(written.text)
-        places.append((at // 2, max(start, begin) - begin, min(end, stop) - begin) if at % 2 else None)
-    return [*zip(roles, places, strict=True)]
+    return written
 
 
 @contextlib.contextmanager
@@ -326,6 +388,11 @@ def _sequences(model: LoadedModel, encoder: Encoder, encoding: BatchEncoding) ->
         tokens = np.asarray(row_ids, dtype=np.int64)[np.asarray(row_mask, dtype=bool)]
         if not len(tokens):
             raise InputError("expected at least one token per text, got a BatchEncoding with a text that has none")
+        if not set(row_mask) <= {0, 1} or 0 in row_mask[row_mask.index(1) : len(row_mask) - row_mask[::-1].index(1)]:
+            raise InputError(
+                "expected the BatchEncoding's attention_mask to be 0 at padding, before or behind a text, and 1 at its tokens; "
+                "to leave out tokens inside it, pass the text without them"
+            )
         if encoder.max_length is not None and len(tokens) > encoder.max_length:
             raise InputError(f"a text is longer than {encoder.max_length} tokens, the limit of {model.name}")
         if tokens.min() < 0 or tokens.max() >= model.vocabulary:
@@ -341,8 +408,8 @@ def _sequences(model: LoadedModel, encoder: Encoder, encoding: BatchEncoding) ->
 
 
 def _token_types(model: LoadedModel, types: np.ndarray, *, given: bool) -> np.ndarray | None:
-    """The `token_type_ids` of a text that the model reads: those that were given, whatever it makes of them; zeros if it reads
-    segments and none were given; None if it takes none.
+    """The `token_type_ids` of a text that the model reads: those that were given, whatever it makes of them; zeros if it has a
+    table of segments and none were given; None if it takes none.
 
     Raises:
         InputError: If the model cannot look up those that were given.

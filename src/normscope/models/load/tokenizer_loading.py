@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from normscope.data.tokenization import encoded
 from normscope.errors import InputError, one_line, printable
 from normscope.models.options import ModelOptions
 from normscope.models.sites.layout import ModelLayout, embeddings_of
@@ -239,7 +240,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str, embeddings: 
 
 def _known_share(tokenizer: PreTrainedTokenizerBase, text: str) -> float:
     """The share of a text's tokens that are not unknown, special or blank."""
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = encoded(tokenizer, text, special=False)["input_ids"]
     special = set(tokenizer.all_special_ids)
     known = [token for token in ids if token not in special and str(tokenizer.decode([token])).strip()]
     return len(known) / max(1, len(ids))

@@ -27,11 +27,12 @@ from normscope.models.load.any_module import AnyModule, Inputs
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import DTYPES, check_shape, longest_input, run_experts_in_float64
 from normscope.models.load.task_heads import Head, has_head
+from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.load.tokenizer_loading import TokenNames, check_tokenizer
 from normscope.models.prove.verification import verify_same_outputs
 from normscope.models.sites.layout import ModelLayout, Stack, embeddings_of
 from normscope.models.stored.config_checks import check_not_quantised, check_supported
-from normscope.models.stored.embedder_files import embedder_in_memory, kind_of_encoder
+from normscope.models.stored.embedder_files import embedder_in_memory, kind_of_encoder, rule_in_memory
 from normscope.models.stored.random_state import drawing
 from normscope.models.stored.text_tower import base_of, class_of, text_tower
 from normscope.models.stored.weight_checks import check_finite
@@ -41,9 +42,12 @@ _UNCOVERED = "“Your own model” in the documentation for what a model may com
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 _CHANGED = (
-    "{} has changed since it was wrapped: its weights were moved, cast or replaced, or its adapters trained or switched; wrap "
-    "it again"
+    "{} has changed since it was wrapped: its weights were moved, cast or replaced, its adapters trained or switched, or its "
+    "settings or those of its tokenizer changed; wrap it again"
 )
+
+_PROBE = ("a?", "b.")
+"""A pair that becomes a few tokens."""
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Whole numbers by their size in bytes."""
@@ -123,21 +127,43 @@ def _encoder_of_library(
     loaded = wrap_model(inner, tokenizer or getattr(encoder, "tokenizer", None), stack)
     lengths = [each for each in (loaded.max_length, getattr(encoder, "max_seq_length", None)) if each is not None]
     loaded = dataclasses.replace(
-        loaded, max_length=min(lengths, default=None), require_current=_watching(encoder, loaded)
+        loaded,
+        max_length=min(lengths, default=None),
+        require_current=_watching(encoder, loaded),
+        rule=rule_in_memory(encoder, loaded.name)[0],
     )
     if kind == "CrossEncoder":
+        _check_tokens(encoder, loaded)
         return loaded
     return dataclasses.replace(loaded, given_embedder=embedder_in_memory(encoder, loaded.name))
 
 
+def _check_tokens(encoder: Any, loaded: LoadedModel) -> None:
+    """Check that a pair becomes the tokens that a cross-encoder reads.
+
+    Raises:
+        InputError: If it does not: something else than its settings says how texts are made.
+    """
+    expected = encoder.preprocess([_PROBE], prompt=loaded.rule.prompt or None)["input_ids"]
+    if expected.tolist() != batch_from_texts(loaded, _PROBE).input_ids.tolist():
+        raise InputError(
+            f"model: {_kind(encoder)} makes other tokens of a pair than its settings say; pass its transformers model and "
+            "tokenizer instead, and texts as it writes them"
+        )
+
+
 def _watching(encoder: nn.Module, loaded: LoadedModel) -> Callable[[], None]:
     """A check that neither the model in an encoder nor the modules beside it have changed."""
-    reference, state = weakref.ref(encoder), _state(encoder, set())
+
+    def settings(whole: nn.Module) -> tuple[object, ...]:
+        return _state(whole, set()), rule_in_memory(whole, loaded.name)
+
+    reference, state = weakref.ref(encoder), settings(encoder)
 
     def require_current() -> None:
         loaded.require_current()
         whole = reference()
-        if whole is not None and _state(whole, set()) != state:
+        if whole is not None and settings(whole) != state:
             raise InputError(_CHANGED.format(loaded.name))
 
     return require_current
@@ -147,6 +173,13 @@ def _loaded(
     copied: "_Copy", model: PreTrainedModel, layout: ModelLayout, name: str, tokenizer: PreTrainedTokenizerBase
 ) -> LoadedModel:
     """The base model in a copy, without heads."""
+    longest = tokenizer.model_max_length
+
+    def require_current() -> None:
+        copied.require_current()
+        if tokenizer.model_max_length != longest:
+            raise InputError(_CHANGED.format(name))
+
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -155,7 +188,7 @@ def _loaded(
         revision=None,
         weights_sha256=None,
         max_length=longest_input(model, layout, tokenizer),
-        require_current=copied.require_current,
+        require_current=require_current,
     )
 
 

@@ -9,6 +9,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from normscope.data.examples import AS_GIVEN, TextRule
 from normscope.errors import InputError, one_line, printable
 from normscope.maths.choices import Pooling, SimilarityFunction
 from normscope.maths.embedder import Embedder, LateInteraction
@@ -61,6 +62,10 @@ _OF_LOADING = frozenset(
 """Arguments that change no number: where files are, and how the model runs."""
 
 _MODULES = "modules.json"
+_SETTINGS = "config_sentence_transformers.json"
+
+_OF_BATCHES = frozenset({"padding", "truncation", "logits_to_keep"})
+"""Arguments of a tokenizer or a model that change nothing about a text that is short enough."""
 
 _ACTIVATION = "activation_function."
 """How the names of a Dense module's learned activation begin."""
@@ -94,7 +99,7 @@ def embedder_of(folder: Path | None, name: str) -> Embedder:
             f"pooling: {name} has no modules.json that says how it pools; expected one of {', '.join(Pooling)}"
         )
     modules = [_module_of_files(kind, place, name) for kind, place in _places(folder, name)]
-    settings = folder / "config_sentence_transformers.json"
+    settings = folder / _SETTINGS
     found = _read(settings, name) if settings.is_file() else {}
     return _embedder(modules, found if isinstance(found, Mapping) else {}, name)
 
@@ -165,14 +170,59 @@ def embedder_in_memory(encoder: nn.Module, name: str) -> Embedder:
         )
         for place, module in enumerate(encoder.children())
     ]
-    settings = {
-        "prompts": getattr(encoder, "prompts", None),
-        "default_prompt_name": getattr(encoder, "default_prompt_name", None),
-        "similarity_fn_name": getattr(encoder, "similarity_fn_name", None),
-        "truncate_dim": getattr(encoder, "truncate_dim", None),
-        "model_type": kind_of_encoder(encoder),
-    }
-    return _embedder(modules, settings, name)
+    return _embedder(modules, _settings_in_memory(encoder), name)
+
+
+def _settings_in_memory(encoder: nn.Module) -> Mapping[str, Any]:
+    """What an encoder in memory would save beside its modules."""
+    named = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")
+    return {name: getattr(encoder, name, None) for name in named} | {"model_type": kind_of_encoder(encoder)}
+
+
+def rule_in_memory(encoder: nn.Module, name: str) -> tuple[TextRule, str]:
+    """How an encoder in memory writes texts, see `rule_of`; and all settings of its modules and tokenizer, as one text."""
+    modules, settings, tokenizer = (
+        [*encoder.children()],
+        _settings_in_memory(encoder),
+        getattr(encoder, "tokenizer", None),
+    )
+    knobs = _knobs(modules[0])
+    of_tokenizer = [getattr(tokenizer, key, None) for key in ("model_max_length", "truncation_side", "chat_template")]
+    return _rule(settings, knobs, name), repr((settings, knobs, [*map(_config_in_memory, modules)], of_tokenizer))
+
+
+def rule_of(folder: Path | None, name: str) -> TextRule:
+    """How a cross-encoder of sentence-transformers writes pairs, according to its own files. Other models read texts as given.
+
+    Args:
+        folder: The model's folder; None if it has none.
+        name: The model's name, for messages.
+
+    Raises:
+        InputError: If the files name something that is not known here.
+    """
+    path = None if folder is None else folder / _SETTINGS
+    settings = _read(path, name) if path is not None and path.is_file() else {}
+    if folder is None or not isinstance(settings, Mapping):
+        return AS_GIVEN
+    return _rule(settings, _transformer_settings(transformer_folder(folder, name), name)[1], name)
+
+
+def _rule(settings: Mapping[str, Any], transformer: Mapping[str, Any], name: str) -> TextRule:
+    if settings.get("model_type") != "CrossEncoder":
+        return AS_GIVEN
+    given = dict(transformer.get("processing_kwargs") or {})
+    chat = dict(given.pop("chat_template", None) or {})
+    chat.pop("restore_suffix", None)  # of texts that are cut, which are refused
+    of_text = dict(given.pop("text", None) or {})
+    unknown = [*(key for key in given if given[key]), *(set(of_text) - _OF_BATCHES), *(_OF_BATCHES & set(chat))]
+    if unknown:
+        raise InputError(
+            f"model.name={name}: the Transformer module sets {printable(unknown[0], 60)} in processing_kwargs, expected one "
+            "that reads texts, or writes them in the tokenizer's chat template"
+        )
+    prompt = (settings.get("prompts") or {}).get(settings.get("default_prompt_name"))
+    return TextRule(prompt or "", chat if "message" in (transformer.get("modality_config") or {}) else None)
 
 
 def kind_of_encoder(model: object) -> str | None:
