@@ -6,6 +6,7 @@ import importlib.resources
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup, escape
 
+from normscope.analyses.registry import analyses
 from normscope.results.codes import in_prose, in_words
 from normscope.rounding import number
 
@@ -154,6 +156,30 @@ def _cell(value: Any, numeric: bool) -> str:
     if pd.isna(value):
         return "<td></td>"
     return f"<td>{value:,}</td>" if isinstance(value, int | np.integer) else f"<td>{number(float(value))}</td>"
+
+
+def readable(name: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """A table with what people read for the codes in its cells. Parts of the corpus's texts stay as they are."""
+    owners = (info for info in analyses().values() if name.removeprefix(f"{info.name}_") in info.published.tables)
+    info = next((info for info in owners if name.startswith(f"{info.name}_")), None)
+    if info is None:
+        return rows
+    kinds = info.published.tables[name.removeprefix(f"{info.name}_")].kinds
+    coded = [column for column in map(str, rows) if kinds.get(column) == "text" and info.published.axis(column)]
+    words = {
+        column: {value: info.published.title(column, str(value)) for value in rows[column].unique()} for column in coded
+    }
+    return rows.assign(**{column: rows[column].map(titles) for column, titles in words.items()})
+
+
+def id_of_table(name: str) -> str:
+    """The name of a table's element; figures and tables may have the same name."""
+    return f"table_{name}"
+
+
+def without_folders(name: str) -> str:
+    """A Hub name as given; of a local folder only the last part, since reports are shared."""
+    return Path(name).name if Path(name).is_absolute() else name
 
 
 def packed_data(content: Mapping[str, Any]) -> Markup:
