@@ -189,7 +189,9 @@ def command(words: Sequence[str], program: str) -> Path:
     """
     parsed = _parser(program).parse_args(words)
     if parsed.view == "page":
-        return draw_again(parsed.runs[0]) if len(parsed.runs) == 1 else draw_paper(parsed.runs, parsed.output)
+        if len(parsed.runs) == 1 and parsed.output is None:
+            return draw_again(parsed.runs[0])
+        return draw_paper(parsed.runs, parsed.output or Path("outputs/paper.html"))
     is_sweep = len(parsed.runs) == 1 and not os.path.exists(parsed.runs[0] / RESULTS)
     output = parsed.output or (parsed.runs[0] if is_sweep else Path("outputs/comparison"))
     found, failures = runs.read(parsed.runs)
@@ -223,12 +225,7 @@ def _parser(program: str) -> _Parser:
         "of the paper: each of its tables and figures, the published numbers beside those of the runs.",
     )
     one.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="directory of the run, or of several")
-    one.add_argument(
-        "--output",
-        type=Path,
-        default=Path("outputs/paper.html"),
-        help="file for the page of a paper (default: outputs/paper.html)",
-    )
+    one.add_argument("--output", type=Path, help="file for a paper's page (default: outputs/paper.html)")
     several = views.add_parser(
         "compare",
         help="a page that compares runs",

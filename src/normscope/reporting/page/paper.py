@@ -10,7 +10,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from normscope.errors import InputError
-from normscope.reporting.exhibits import Exhibit, differences, reproduction_of
+from normscope.reporting.exhibits import Exhibit, Reproduction, differences, reproduction_of
 from normscope.reporting.page.elements import SHOWN_ROWS, id_of_table, readable, table, without_folders
 from normscope.reporting.page.sections import Measure, Section, render
 from normscope.reporting.run_folder import REPORT
@@ -63,16 +63,32 @@ def page_of_paper(results: Mapping[Path, Result], beside: Path) -> str:
         Run(Path(str(result.facts["model"])).name, os.path.relpath(folder / REPORT, beside), result)
         for folder, result in results.items()
     ]
-    papers = sorted({str(run.paper) for run in runs})
-    if len(papers) > 1 or papers == ["None"]:
-        raise InputError(f"page: expected runs of the presets of one paper, got recipe.paper={enumeration(papers)}")
     models = enumeration(list(dict.fromkeys(run.label for run in runs)))
     return render(
-        reproduction_of(papers[0]).paper,
+        reproduction_of(_paper_of(runs)).paper,
         sections_of_paper(runs),
         subtitle=f"repeated with {models}",
         facts=[counted(len(runs), "run")],
     )
+
+
+def numbers_of_paper(results: Iterable[Result]) -> pd.DataFrame:
+    """The published numbers that runs of a paper's presets measured.
+
+    Args:
+        results: Of the runs.
+
+    Returns:
+        The columns exhibit, measure and published, and one for each model.
+
+    Raises:
+        InputError: If the runs are not of one paper.
+    """
+    runs = [Run(Path(str(result.facts["model"])).name, "", result) for result in results]
+    shown = _shown(reproduction_of(_paper_of(runs)), runs)
+    parts = [_numbers_of(exhibit, chosen).assign(exhibit=exhibit.exhibit) for exhibit, chosen in shown]
+    numbers = pd.concat(parts).drop(columns="source")
+    return numbers.set_index(["exhibit", "measure", "published"]).reset_index()
 
 
 def sections_of_paper(runs: Sequence[Run]) -> list[Section]:
@@ -81,13 +97,9 @@ def sections_of_paper(runs: Sequence[Run]) -> list[Section]:
     Args:
         runs: Of one paper's presets.
     """
-    (paper,) = {run.paper for run in runs if run.paper}
+    paper = _paper_of(runs)
     reproduction = reproduction_of(paper)
-    shown = [
-        (exhibit, chosen)
-        for exhibit in reproduction.exhibits
-        if (chosen := _chosen(exhibit, reproduction.offline, runs))
-    ]
+    shown = _shown(reproduction, runs)
     missing = [exhibit for exhibit in reproduction.exhibits if exhibit not in [one for one, _ in shown]]
     drawn: dict[str, Exhibit] = {}
     return [
@@ -106,6 +118,26 @@ def sections_of_paper(runs: Sequence[Run]) -> list[Section]:
 def _lines(lines: Iterable[Markup]) -> Markup:
     items = Markup().join(Markup("<li>{}</li>").format(line) for line in lines)
     return Markup('<ul class="lines">{}</ul>').format(items)
+
+
+def _paper_of(runs: Iterable[Run]) -> str:
+    """The paper of all runs.
+
+    Raises:
+        InputError: If there is none, or they are of several.
+    """
+    papers = {run.paper for run in runs}
+    paper = papers.pop() if len(papers) == 1 else None
+    if paper is None:
+        got = enumeration(sorted(map(str, papers or [None])))
+        raise InputError(f"page: expected runs of the presets of one paper, got recipe.paper={got}")
+    return paper
+
+
+def _shown(reproduction: Reproduction, runs: Sequence[Run]) -> Shown:
+    """The exhibits of which a run has something, in the paper's order."""
+    chosen = {exhibit.exhibit: _chosen(exhibit, reproduction.offline, runs) for exhibit in reproduction.exhibits}
+    return [(exhibit, own) for exhibit in reproduction.exhibits if (own := chosen[exhibit.exhibit])]
 
 
 def _chosen(exhibit: Exhibit, offline: Mapping[str, str], runs: Sequence[Run]) -> list[Run]:
@@ -192,23 +224,29 @@ def _link(address: str, text: str) -> Markup:
     return Markup('<a href="{}">{}</a>').format(address, text)
 
 
-def _numbers(exhibit: Exhibit, chosen: Sequence[Run]) -> Markup:
-    """The published numbers, and those of each run; nothing if the runs have none of them."""
+def _numbers_of(exhibit: Exhibit, chosen: Sequence[Run]) -> pd.DataFrame:
+    """The published numbers of an exhibit beside ours: the columns source, measure and published, and one for each run."""
     of_runs = {run.label: exhibit.rows_of(run.result) for run in chosen}
-    rows = pd.concat(of_runs.values()).drop_duplicates(["metric", "source"])
-    if rows.empty:
+    keys = ["metric", "source"]
+    rows = pd.concat(of_runs.values()).drop_duplicates(keys).set_index(keys)
+    values = {label: found.set_index(keys)["value"].reindex(rows.index) for label, found in of_runs.items()}
+    return rows[["measure", "published"]].assign(**values).reset_index("source").reset_index(drop=True)
+
+
+def _numbers(exhibit: Exhibit, chosen: Sequence[Run]) -> Markup:
+    """The published numbers beside those of each run; nothing if the runs have none of them."""
+    numbers = _numbers_of(exhibit, chosen)
+    if numbers.empty:
         return Markup()
-    keys = pd.MultiIndex.from_frame(rows[["metric", "source"]])
-    numbers = rows[["measure", "published"]].reset_index(drop=True)
-    for label, found in of_runs.items():
-        numbers[label] = found.set_index(["metric", "source"])["value"].reindex(keys).to_numpy()
+    sources = numbers.pop("source")
     if len(chosen) == 1:
+        rows = exhibit.rows_of(chosen[0].result)
         numbers["difference"] = rows["difference"].to_numpy()
         if not rows["differs_in"].any():
             numbers["within tolerance"] = rows["within"].map({True: "yes", False: "no"}).to_numpy()
-    if rows["metric"].duplicated().any():  # published twice
-        numbers["source"] = rows["source"].to_numpy()
-    return _folded_if_long(numbers, "; ".join(rows["source"].drop_duplicates()))
+    if numbers["measure"].duplicated().any():  # published twice
+        numbers["source"] = sources
+    return _folded_if_long(numbers, "; ".join(sources.drop_duplicates()))
 
 
 def _own_table(name: str, run: Run) -> Markup:
