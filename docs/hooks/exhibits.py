@@ -1,4 +1,4 @@
-"""The tables and figures of papers, from `exhibits.yaml` in `experiments/`, and their numbers beside ours, from `measured.csv`."""
+"""Tables and figures of papers, from `exhibits.yaml` in `experiments/`, and our numbers beside them, from `measured.csv`."""
 
 import csv
 

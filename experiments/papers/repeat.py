@@ -4,10 +4,11 @@ python experiments/papers/repeat.py                        # make papers
 python experiments/papers/repeat.py --paper kobayashi2020 --model bert dataset=text dataset.path=clark.jsonl
 
 By default offline: on MiniLM and the sample corpus, and on the English DistilBERT that experiments/real_weights/fetch.py makes,
-if its folder exists. Runs that are complete are not repeated, so an interrupted command can be started again.
+if its folder exists. Runs that are complete are not repeated, and others resumed, so an interrupted command can be started again.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from normscope.reporting.exhibits import reproduction_of
 from normscope.reporting.page.paper import numbers_of_paper
 from normscope.reporting.published import PAPERS
 from normscope.results.result import Result
-from normscope.results.run_files import RESULTS
+from normscope.results.run_files import CONFIG, RESULTS, Status
 
 ROOT = Path(__file__).parents[2]
 DISTILBERT = ROOT / "outputs/real_weights/quire-distilbert"
@@ -33,8 +34,8 @@ def main() -> int:
         complete = []
         for name, words in jobs(paper, models).items():
             folder = arguments.output / paper / name
-            done = (folder / RESULTS).is_file()
-            if done or _started([*words, *arguments.overrides, *KEYS, f"output_dir={folder}"]):
+            begun = [f"resume={folder}"] if (folder / CONFIG).is_file() else [*words, f"output_dir={folder}"]
+            if _is_complete(folder) or _started([*begun, *arguments.overrides, *KEYS]):
                 complete.append(str(folder))
             else:
                 failed.append(str(folder))
@@ -69,6 +70,11 @@ def jobs(paper: str, models: list[str]) -> dict[str, list[str]]:
     for other in reproduction.offline.values():
         runs[other] = [f"experiment={other}", f"recipe.paper={paper}"]
     return runs
+
+
+def _is_complete(folder: Path) -> bool:
+    results = folder / RESULTS
+    return results.is_file() and json.loads(results.read_text()).get("status") == Status.COMPLETED
 
 
 def _started(words: list[str]) -> bool:
