@@ -4,7 +4,7 @@ python experiments/papers/repeat.py                        # make papers
 python experiments/papers/repeat.py --paper kobayashi2020 --model bert dataset=text dataset.path=clark.jsonl
 
 By default offline: on MiniLM and the sample corpus, and on the English DistilBERT that experiments/real_weights/fetch.py makes,
-if its folder exists. Runs that are complete are not repeated, and others resumed, so an interrupted command can be started again.
+if its folder exists. Runs that are complete are kept, and others resumed, so an interrupted command can be started again.
 """
 
 import argparse
