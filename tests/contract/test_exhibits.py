@@ -208,11 +208,22 @@ def test_a_paper_without_a_list_has_the_exhibits_of_its_numbers(invented):
 
 
 def test_what_differs_is_told_by_the_conditions_that_a_run_comes_closest_to():
-    config = plain(composed("experiment=kobayashi2021_mixing", "dataset.name=sst2"))
-    assert differences("kobayashi2021", ["Mixing ratios"], config) == {"dataset.name": ("sst2", ["wikipedia"])}
-    assert differences("kobayashi2021", ["Mixing ratios of other models"], config) == {}
-    both = differences("kobayashi2021", ["Mixing ratios", "Section 4.3"], config)
+    run = Result(config=plain(composed("experiment=kobayashi2021_mixing", "dataset.name=sst2")))
+    assert differences("kobayashi2021", ["Mixing ratios"], run) == {"dataset.name": ("sst2", ["wikipedia"])}
+    assert differences("kobayashi2021", ["Mixing ratios of other models"], run) == {}
+    both = differences("kobayashi2021", ["Mixing ratios", "Section 4.3"], run)
     assert both == {"dataset.name": ("sst2", ["wikipedia"]), "dataset.mask_fraction": (0.12, [0.0])}
+
+
+@pytest.mark.parametrize(("digest", "said"), [("0" * 64, True), ("1" * 64, False), (None, True)])
+def test_numbers_of_places_in_weights_are_of_these_weights(invented, digest, said):
+    groups = yaml.safe_load((invented / "nobody2000/published.yaml").read_text())
+    groups[1] |= {"weights": ["1" * 64], "when": {}}
+    (invented / "nobody2000/published.yaml").write_text(yaml.safe_dump(groups))
+    result = of_nobody("mine")
+    result = dataclasses.replace(result, facts={**result.facts, "model_sha256": digest})
+    found = differences("nobody2000", ["Section 3"], result)
+    assert found == ({"model.name": ("mine", ["the paper’s own weights"])} if said else {})
 
 
 @pytest.mark.usefixtures("invented")

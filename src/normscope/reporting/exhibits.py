@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatch
-from typing import Any
 
 import pandas as pd
 import yaml
@@ -107,20 +106,20 @@ def command_of(preset: str) -> str:
     return f"normscope{command.removeprefix(_TYPED)}"
 
 
-def differences(
-    paper: str, exhibits: Collection[str], config: Mapping[str, Any]
-) -> dict[str, tuple[object, list[object]]]:
+def differences(paper: str, exhibits: Collection[str], result: Result) -> dict[str, tuple[object, list[object]]]:
     """In what a run differs from the paper's: by key, its value, and the paper's values.
 
     Args:
         paper: Folder below `experiments/`.
         exhibits: The exhibits that count, by name: for each, the published numbers whose conditions the run comes closest to.
-        config: The resolved config.
+        result: The results of the run.
     """
-    settings = flat(config)
+    settings = flat(result.config)
     closest: dict[str, dict[str, object]] = {}
     for group in published(paper):
         name, conditions = group["exhibit"], unmet(group, settings)
+        if "weights" in group and result.facts.get("model_sha256") not in group["weights"]:
+            conditions["model.name"] = "the paper’s own weights"
         if name in exhibits and (name not in closest or len(conditions) < len(closest[name])):
             closest[name] = conditions
     wanted: dict[str, list[object]] = {}

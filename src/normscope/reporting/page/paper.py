@@ -153,7 +153,7 @@ def _differing(paper: str, shown: Shown) -> list[Markup]:
     found: dict[str, dict[str, tuple[object, list[object]]]] = {}
     for exhibit, chosen in shown:
         for run in chosen:
-            found.setdefault(run.label, {}).update(differences(paper, [exhibit.exhibit], run.result.config))
+            found.setdefault(run.label, {}).update(differences(paper, [exhibit.exhibit], run.result))
     return [
         Markup("<b>{}</b>: {}").format(
             label,
