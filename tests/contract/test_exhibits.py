@@ -16,9 +16,10 @@ from normscope.config.schema import plain
 from normscope.errors import InputError
 from normscope.reporting import exhibits as exhibits_module
 from normscope.reporting.exhibits import Exhibit, differences, reproduction_of
+from normscope.reporting.page.elements import table
 from normscope.reporting.page.paper import Run, page_of_paper, sections_of_paper
 from normscope.reporting.page.report import page
-from normscope.reporting.published import COMPARISON, PAPERS, published, with_published
+from normscope.reporting.published import COMPARISON, PAPERS, compare, published
 from normscope.results.declare import declared
 from normscope.results.result import Result
 from tests.contract.test_codes_on_pages import reported
@@ -134,7 +135,8 @@ def of_nobody(model: str, preset: str = "nobody", dataset: str = "sample") -> Re
     config = plain(composed(f"model.name={model}", f"dataset.name={dataset}"))
     config["analysis"] = result.config["analysis"]
     config["recipe"] = {"name": preset, "paper": "nobody2000"}
-    return with_published(dataclasses.replace(result, config=config, facts={**result.facts, "model": model}))
+    tables = {**result.tables, COMPARISON: compare("nobody2000", result.metrics, result.tables, config)}
+    return dataclasses.replace(result, tables=tables, config=config, facts={**result.facts, "model": model})
 
 
 @pytest.mark.usefixtures("invented")
@@ -264,3 +266,8 @@ def test_a_comparison_of_an_earlier_version_has_no_exhibits():
         "The paper",
         "Not shown here",
     ]
+
+
+def test_counts_in_a_column_of_other_numbers_keep_their_digits():
+    shown = table(pd.DataFrame({"x": [17_443_296.0, 17_443_296.5, -0.34, 12.0, float("inf")]}), "")
+    assert re.findall(r"<td>([^<]*)</td>", shown) == ["17,443,296", "1.74×10⁷", "−0.340", "12.0", "∞"]

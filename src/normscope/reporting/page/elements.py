@@ -131,6 +131,10 @@ _LONGEST_WORD = 40
 """Characters of a text that a cell shows whole; longer ones may be cut, and are shown when the pointer is on them."""
 
 
+_LARGE = 1e6
+"""Whole numbers from here on are counts, whatever their type, and keep all digits."""
+
+
 def _is_numeric(values: "pd.Series[Any]") -> bool:
     return bool(pd.api.types.is_numeric_dtype(values)) and values.dtype != bool
 
@@ -155,7 +159,8 @@ def _cell(value: Any, numeric: bool) -> str:
         return f"<td{_WORD}{whole}>{escape(value)}</td>"
     if pd.isna(value):
         return "<td></td>"
-    return f"<td>{value:,}</td>" if isinstance(value, int | np.integer) else f"<td>{number(float(value))}</td>"
+    is_count = isinstance(value, int | np.integer) or (abs(value) >= _LARGE and float(value).is_integer())
+    return f"<td>{int(value):,}</td>" if is_count else f"<td>{number(float(value))}</td>"
 
 
 def readable(name: str, rows: pd.DataFrame) -> pd.DataFrame:
