@@ -1,5 +1,5 @@
-# make run · make test · make test-slow · make test-lowest · make docs · make figures · make bench · make mutants · make lint
-# make install
+# make run · make test · make test-slow · make test-lowest · make docs · make figures · make papers · make bench · make mutants
+# make lint · make install
 #
 # Every target sets up .venv if needed. Pip's own environment variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL,
 # PIP_FIND_LINKS, ...) are honoured: set one to choose a CPU build of torch, for instance.
@@ -14,7 +14,7 @@ ARGS ?=
 PEER_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps
 
 .DEFAULT_GOAL := run
-.PHONY: run test test-slow test-lowest pytest docs figures bench measure measure-peers mutants lint install clean
+.PHONY: run test test-slow test-lowest pytest docs figures papers bench measure measure-peers mutants lint install clean
 
 run: $(VENV)/.installed
 	$(BIN)/python run.py $(ARGS)
@@ -46,6 +46,10 @@ docs: $(VENV)/.installed-dev
 # The pictures of the README and of docs/, from the program itself.
 figures: $(VENV)/.installed-dev
 	$(BIN)/python -m docs.figures $(ARGS)
+
+# The papers' tables and figures, published beside ours: outputs/papers/PAPER/index.html. ARGS="--model bert" for another model.
+papers: $(VENV)/.installed
+	$(BIN)/python experiments/papers/repeat.py $(ARGS)
 
 # Other tools (ARGS="--only peers") run in a separate environment.
 bench:

@@ -35,7 +35,7 @@ from tests.oracles.comparison import everything
 CODE = re.compile(rf"\b[a-z0-9]+_[a-z0-9_]+\b|`|(?<![\w#\[])({'|'.join([*SPECIAL_TOKENS, 'alpha'])})(?![\w\]])")
 """Names with underscores, quoted names, and codes that look like words."""
 
-OWN = re.compile(r"<(script|style|pre)\b.*?</\1>", re.DOTALL)
+OWN = re.compile(r"<(script|style|pre|code)\b.*?</\1>", re.DOTALL)
 """What is no text, and what users type themselves: config and command."""
 FILES = re.compile(r"\btables/\w+\.parquet\b")
 
@@ -43,6 +43,7 @@ FILES = re.compile(r"\btables/\w+\.parquet\b")
 def reported(name: str, part: Result) -> Result:
     config = plain(RunOptions(model=ModelOptions(name="x")))
     config["analysis"][name]["enabled"] = True
+    config["recipe"]["paper"] = "kobayashi2020"
     facts = dict.fromkeys(("sequences", "tokens", "seconds", "verification_error"), 1)
     facts |= dict.fromkeys(("model", "dtype", "device", "finished", "command", "git_commit"), "x")
     facts["tokens_by_category"] = {"cls": 1, "other": 2}
@@ -76,7 +77,7 @@ def result(request) -> Result:
     name = request.param
     result = reported(name, everything(name))
     rows = [
-        (metric, metric_title(metric), value, value, 0.0, 1.0, True, "", "x")
+        (metric, metric_title(metric), value, value, 0.0, 1.0, True, "", "Table 1", "x")
         for metric, value in result.metrics.items()
     ]
     if name == "score":

@@ -102,10 +102,13 @@ def test_a_number_stands_beside_the_published_one_whose_conditions_are_the_close
     (tmp_path / "nobody2000").mkdir()
     when = {"model.name": "a", "dataset.name": "b"}
     groups = [
-        {"source": "far", "when": when | {"level": "word"}, "tolerance": 0.1, "values": {"x": 1.0, "y": 2.0}},
-        {"source": "first", "when": when, "tolerance": 0.1, "values": {"x": 3.0, "z": 3.0}},
-        {"source": "second", "when": when, "tolerance": 0.1, "values": {"x": 4.0}},
-        {"source": "ours", "when": {"model.name": "mine"}, "tolerance": 0.1, "values": {"z": 5.0, "nothing": 0.0}},
+        {"source": source, "exhibit": "Table 1", "when": conditions, "tolerance": 0.1, "values": values}
+        for source, conditions, values in (
+            ("far", when | {"level": "word"}, {"x": 1.0, "y": 2.0}),
+            ("first", when, {"x": 3.0, "z": 3.0}),
+            ("second", when, {"x": 4.0}),
+            ("ours", {"model.name": "mine"}, {"z": 5.0, "nothing": 0.0}),
+        )
     ]
     (tmp_path / "nobody2000/published.yaml").write_text(yaml.safe_dump(groups))
     monkeypatch.setattr("normscope.reporting.published.PAPERS", tmp_path)
@@ -215,6 +218,7 @@ def test_a_comparison_is_printed_and_saved(capsys, monkeypatch, tmp_path, saved_
     (papers / "nobody2000").mkdir(parents=True)
     group = {
         "source": "Nobody 2000, Table 1",
+        "exhibit": "Table 1",
         "when": {"model.name": str(saved_model), "dataset.name": "mine"},
         "tolerance": 0.01,
         "values": {"mixing/attn_w/mean": 0.0, "mixing/attn_n/mean": 5.0, "norms/nothing": 1.0},

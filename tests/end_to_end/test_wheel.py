@@ -111,7 +111,7 @@ def _sources() -> Iterator[str]:
             if path.is_file() and path.suffix not in (".pyc",):
                 yield f"normscope/{package}{path.relative_to(ROOT / folder).as_posix()}"
     yield "normscope/experiments/__init__.py"
-    for pattern in ("*/published.yaml", "sweeps/*.yaml"):
+    for pattern in ("*/published.yaml", "*/exhibits.yaml", "sweeps/*.yaml"):
         for path in (ROOT / "experiments").glob(pattern):
             yield f"normscope/{path.relative_to(ROOT).as_posix()}"
 

@@ -17,8 +17,10 @@ from normscope.results.result import Result
 PAPERS = folder("experiments")
 """Holds a folder with a `published.yaml` per paper."""
 
-COLUMNS = ("metric", "measure", "value", "published", "difference", "tolerance", "within", "differs_in", "source")
-
+COLUMNS = (
+    *("metric", "measure", "value", "published", "difference"),
+    *("tolerance", "within", "differs_in", "exhibit", "source"),
+)
 
 COMPARISON = "comparison"
 """The table of a result that has been compared with a paper."""
@@ -61,12 +63,11 @@ def compare(
     settings = flat(config)
     rows: list[_Row] = []
     for group in published(paper):
-        # No published number is about whole words, unless it says so.
-        conditions = {"level": "token"} | group["when"]
-        differs_in = tuple(key for key, wanted in conditions.items() if settings.get(key) != wanted)
+        differs_in = tuple(unmet(group, settings))
         for name, (words, measured, printed) in _pairs(group, metrics, tables).items():
             tolerance = group["tolerance"] + group.get("relative_tolerance", 0.0) * abs(printed)
-            rows.append(_Row(name, words, measured, printed, tolerance, differs_in, group["source"]))
+            of = (group["exhibit"], group["source"])
+            rows.append(_Row(name, words, measured, printed, tolerance, differs_in, *of))
     fewest: dict[str, _Row] = {}
     for row in rows:
         if row.metric not in fewest or len(row.differs_in) < len(fewest[row.metric].differs_in):
@@ -86,6 +87,7 @@ class _Row(NamedTuple):
     tolerance: float
     differs_in: tuple[str, ...]
     """The keys whose values are not the paper's."""
+    exhibit: str
     source: str
 
     def values(self) -> tuple[Any, ...]:
@@ -94,7 +96,7 @@ class _Row(NamedTuple):
         agrees = abs(difference) <= self.tolerance
         differs_in = ", ".join(self.differs_in)
         numbers = (self.value, self.published, difference, self.tolerance)
-        return (self.metric, self.measure, *numbers, agrees, differs_in, self.source)
+        return (self.metric, self.measure, *numbers, agrees, differs_in, self.exhibit, self.source)
 
 
 def _pairs(
@@ -125,6 +127,18 @@ def _pairs(
     return pairs
 
 
+def unmet(group: Mapping[str, Any], settings: Mapping[str, object]) -> dict[str, object]:
+    """The conditions of a group of published numbers that a config does not meet: the paper's values, by key.
+
+    Args:
+        group: The group.
+        settings: The config, flat.
+    """
+    # No published number is about whole words, unless it says so.
+    conditions = {"level": "token"} | group["when"]
+    return {key: wanted for key, wanted in conditions.items() if settings.get(key) != wanted}
+
+
 def published(paper: str) -> list[dict[str, Any]]:
     """A paper's groups of published numbers.
 
@@ -135,8 +149,8 @@ def published(paper: str) -> list[dict[str, Any]]:
     return groups
 
 
-def file_of(paper: str) -> Traversable:
-    """The file of a paper's published numbers.
+def file_of(paper: str, name: str = "published.yaml") -> Traversable:
+    """A file of a paper, by default that of its published numbers.
 
     Raises:
         InputError: If the paper has no such file.
@@ -144,4 +158,4 @@ def file_of(paper: str) -> Traversable:
     known = sorted(place.name for place in PAPERS.iterdir() if (place / "published.yaml").is_file())
     if paper not in known:
         raise InputError(f"recipe.paper={paper}: it has no published numbers; expected one of {', '.join(known)}")
-    return PAPERS / paper / "published.yaml"
+    return PAPERS / paper / name

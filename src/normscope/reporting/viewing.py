@@ -1,10 +1,11 @@
 """Views of results: of those in memory (`page`, `compare`), and of run folders (`normscope page`, `normscope compare`)."""
 
 import argparse
+import contextlib
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn
@@ -19,6 +20,7 @@ from normscope.reporting.comparison.verdict import verdict
 from normscope.reporting.drawing import figure_files
 from normscope.reporting.options import Appearance, FigureOptions, appearance
 from normscope.reporting.page import report
+from normscope.reporting.page.paper import page_of_paper
 from normscope.reporting.run_folder import REPORT
 from normscope.reporting.terminal import say
 from normscope.results.result import Result
@@ -89,21 +91,54 @@ def draw_again(folder: Path) -> Path:
     Raises:
         InputError: If the folder does not hold a completed run, is damaged, or cannot be written to.
     """
+    result = _completed(folder)
+    with _drawing(folder):
+        content = report.page(result).encode()
+        for name, picture in figure_files(result.figures, _look(result)):
+            write_file(folder, name, picture)
+        return write_file(folder, REPORT, content)
+
+
+def draw_paper(folders: Sequence[Path], output: Path) -> Path:
+    """Make the page of a paper from runs of its presets.
+
+    Args:
+        folders: Of completed runs.
+        output: The file of the page.
+
+    Returns:
+        The page.
+
+    Raises:
+        InputError: If a folder does not hold a completed run, the runs are not of one paper, or the page cannot be written.
+    """
+    results = {folder: _completed(folder) for folder in folders}
+    with _drawing(output):
+        content = page_of_paper(results, output.parent)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_named(output, content.encode())
+    return output
+
+
+@contextlib.contextmanager
+def _drawing(place: Path) -> Iterator[None]:
+    """Context in which views are drawn from files and written to a place."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{place}: cannot be written to: {one_line(error)}") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # What normscope saves can be drawn, so someone has changed the files.
+        raise InputError(f"{place}: cannot be drawn: {type(error).__name__}: {one_line(error)}") from error
+
+
+def _completed(folder: Path) -> Result:
     result = Result.read(folder)
     if result.status != Status.COMPLETED:
         raise InputError(
             f"{folder}: expected a completed run, but it is {result.status}: {result.error or 'no results'}"
         )
-    try:
-        content = report.page(result).encode()
-        for name, picture in figure_files(result.figures, _look(result)):
-            write_file(folder, name, picture)
-        return write_file(folder, REPORT, content)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written to: {one_line(error)}") from error
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # What normscope saves can be drawn, so someone has changed the files.
-        raise InputError(f"{folder}: cannot be drawn: {type(error).__name__}: {one_line(error)}") from error
+    return result
 
 
 def _look(result: Result) -> Appearance:
@@ -154,7 +189,9 @@ def command(words: Sequence[str], program: str) -> Path:
     """
     parsed = _parser(program).parse_args(words)
     if parsed.view == "page":
-        return draw_again(parsed.run)
+        if len(parsed.runs) == 1 and parsed.output is None:
+            return draw_again(parsed.runs[0])
+        return draw_paper(parsed.runs, parsed.output or Path("outputs/paper.html"))
     is_sweep = len(parsed.runs) == 1 and not os.path.exists(parsed.runs[0] / RESULTS)
     output = parsed.output or (parsed.runs[0] if is_sweep else Path("outputs/comparison"))
     found, failures = runs.read(parsed.runs)
@@ -182,9 +219,13 @@ def _parser(program: str) -> _Parser:
     parser = _Parser(prog=program)
     views = parser.add_subparsers(dest="view", required=True)
     one = views.add_parser(
-        "page", help=f"a run's {_REDRAWN}", description="Remake a run's figures and report from its results."
+        "page",
+        help=f"a run's {_REDRAWN}; or a paper's page, from several runs of its presets",
+        description="Remake a run's figures and report from its results. For several runs of a paper's presets, make the page "
+        "of the paper: each of its tables and figures, the published numbers beside those of the runs.",
     )
-    one.add_argument("run", type=Path, metavar="RUN", help="directory of the run")
+    one.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="directory of the run, or of several")
+    one.add_argument("--output", type=Path, help="file for a paper's page (default: outputs/paper.html)")
     several = views.add_parser(
         "compare",
         help="a page that compares runs",

@@ -55,6 +55,7 @@ RUN_TABLES = {
             "differs_in": _text(
                 "Keys of the config whose values are not the paper's, separated by commas; empty if none."
             ),
+            "exhibit": _text("The paper's table or figure, or section, that has the number."),
             "source": _text("Where the number is in the paper."),
         },
     ),

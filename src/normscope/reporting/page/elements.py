@@ -6,6 +6,7 @@ import importlib.resources
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup, escape
 
+from normscope.analyses.registry import analyses
 from normscope.results.codes import in_prose, in_words
 from normscope.rounding import number
 
@@ -129,6 +131,10 @@ _LONGEST_WORD = 40
 """Characters of a text that a cell shows whole; longer ones may be cut, and are shown when the pointer is on them."""
 
 
+_LARGE = 1e6
+"""Whole numbers from here on are counts, whatever their type, and keep all digits."""
+
+
 def _is_numeric(values: "pd.Series[Any]") -> bool:
     return bool(pd.api.types.is_numeric_dtype(values)) and values.dtype != bool
 
@@ -153,7 +159,32 @@ def _cell(value: Any, numeric: bool) -> str:
         return f"<td{_WORD}{whole}>{escape(value)}</td>"
     if pd.isna(value):
         return "<td></td>"
-    return f"<td>{value:,}</td>" if isinstance(value, int | np.integer) else f"<td>{number(float(value))}</td>"
+    is_count = isinstance(value, int | np.integer) or (abs(value) >= _LARGE and float(value).is_integer())
+    return f"<td>{int(value):,}</td>" if is_count else f"<td>{number(float(value))}</td>"
+
+
+def readable(name: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """A table with what people read for the codes in its cells. Parts of the corpus's texts stay as they are."""
+    owners = (info for info in analyses().values() if name.removeprefix(f"{info.name}_") in info.published.tables)
+    info = next((info for info in owners if name.startswith(f"{info.name}_")), None)
+    if info is None:
+        return rows
+    kinds = info.published.tables[name.removeprefix(f"{info.name}_")].kinds
+    coded = [column for column in map(str, rows) if kinds.get(column) == "text" and info.published.axis(column)]
+    words = {
+        column: {value: info.published.title(column, str(value)) for value in rows[column].unique()} for column in coded
+    }
+    return rows.assign(**{column: rows[column].map(titles) for column, titles in words.items()})
+
+
+def id_of_table(name: str) -> str:
+    """The name of a table's element; figures and tables may have the same name."""
+    return f"table_{name}"
+
+
+def without_folders(name: str) -> str:
+    """A Hub name as given; of a local folder only the last part, since reports are shared."""
+    return Path(name).name if Path(name).is_absolute() else name
 
 
 def packed_data(content: Mapping[str, Any]) -> Markup:

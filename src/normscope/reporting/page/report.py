@@ -1,8 +1,7 @@
 """The HTML report of one run, and the papers it is based on."""
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -11,10 +10,10 @@ from markupsafe import Markup
 
 from normscope.analyses.registry import analyses
 from normscope.distribution import VERSION
-from normscope.reporting.page.elements import SHOWN_ROWS, table, table_data
+from normscope.reporting.page.elements import SHOWN_ROWS, id_of_table, readable, table, table_data, without_folders
 from normscope.reporting.page.explorer import explorer_section, pairs_payload, payload, place_of_pairs
+from normscope.reporting.page.paper import Run, sections_of_paper
 from normscope.reporting.page.sections import Folded, Measure, Section, render
-from normscope.reporting.published import COMPARISON
 from normscope.reporting.tracking import layers_label
 from normscope.results.codes import in_prose, in_words
 from normscope.results.figures import Figure, TextPair, WordMaps, are_ranked
@@ -58,7 +57,10 @@ def page(
     top = ranked([Sentence.of(sentence) for sentence in result.sentences])
     shown = _shown_tables(result)
     weights = " with random weights" if config["model"]["random_init"] else ""
+    paper = sections_of_paper([Run("this run", "", result)]) if config["recipe"]["paper"] else []
+    drawn = {measure.id for section in paper for measure in section.measures}
     sections = [
+        *paper,
         Section(
             "findings",
             "Findings",
@@ -66,13 +68,12 @@ def page(
             ordered=True,
             remarks=list(dict.fromkeys(map(begun, result.notes))),
         ),
-        *([_published(result.tables[COMPARISON])] if COMPARISON in result.tables else []),
         *([explorer_section(result.maps, _not_shown(result))] if result.maps else []),
-        *(_section(name, result, shown) for name in progress(result.analyses, len(result.analyses), "report")),
+        *(_section(name, result, shown, drawn) for name in progress(result.analyses, len(result.analyses), "report")),
         *_about(result),
     ]
     return render(
-        f"{_name(facts['model'])}{weights} on {_corpus(config['dataset'])}",
+        f"{without_folders(facts['model'])}{weights} on {_corpus(config['dataset'])}",
         sections,
         subtitle=" · ".join(map(title, result.analyses)),
         facts=_facts(facts, config),
@@ -123,13 +124,6 @@ def repeated(command: str) -> str:
 _FOLDERS = ("output_dir=", "hydra.run.dir=", "hydra.sweep.dir=", "hydra.sweep.subdir=")
 
 
-def _published(comparison: pd.DataFrame) -> Section:
-    shown = comparison.drop(columns="metric").rename(columns={"differs_in": "differs in"})
-    return Section(
-        "published", "Compared with the published numbers", content=table(shown, "Measured and published values")
-    )
-
-
 def _facts(facts: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     """What was run, as the header says it."""
     experiment = [f"experiment={name}"] if (name := config["recipe"]["name"]) else []
@@ -147,25 +141,20 @@ def _facts(facts: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
 
 def _corpus(dataset: Mapping[str, Any]) -> str:
     name = str(dataset["name"] or dataset["path"] or dataset["kind"])
-    return f"the {name} corpus" if name in ("sample", "toy") else _name(name)
+    return f"the {name} corpus" if name in ("sample", "toy") else without_folders(name)
 
 
-def _name(model: str) -> str:
-    """A Hub name as given; for a local folder only its last part, since reports are shared."""
-    return Path(model).name if Path(model).is_absolute() else model
-
-
-def _section(name: str, result: Result, shown: Mapping[str, pd.DataFrame]) -> Section:
+def _section(name: str, result: Result, shown: Mapping[str, pd.DataFrame], above: Collection[str]) -> Section:
     """The section of an analysis: its question, its first finding and one figure; the rest is folded away.
 
-    Maps of two texts take the figure's place.
+    Maps of two texts take the figure's place. Figures that are drawn above, as a paper's, are not drawn again.
     """
     info = analyses().get(name)
     sentences = [sentence for sentence in map(Sentence.of, result.sentences) if sentence.analysis == name]
     findings = _linked(sentences, result, shown)
     figures = _figures(name, result)
     pair = any(map(_is_pair, figures.values()))
-    drawn = {full: figure for full, figure in figures.items() if not _is_pair(figure)}
+    drawn = {full: figure for full, figure in figures.items() if not _is_pair(figure) and full not in above}
     answer = findings[0].figure if findings else ""
     order = sorted(drawn, key=lambda full: full != answer)  # that of the finding, if it has one
     return Section(
@@ -173,7 +162,10 @@ def _section(name: str, result: Result, shown: Mapping[str, pd.DataFrame]) -> Se
         title(name),
         question="" if info is None else info.question,
         # What shows the first is below it.
-        findings=[sentence if place else sentence.but(figure="") for place, sentence in enumerate(findings)],
+        findings=[
+            sentence if place or sentence.figure in above else sentence.but(figure="")
+            for place, sentence in enumerate(findings)
+        ],
         content=_place(name, result) if pair else Markup(),
         measures=[Measure([drawn[full]], id=full) for full in order],
         shown=0 if pair else 1,
@@ -208,15 +200,10 @@ def _linked(sentences: Sequence[Sentence], result: Result, shown: Mapping[str, p
     return [
         sentence.but(
             figure=sentence.figure if sentence.figure in result.figures else "",
-            table=_table_id(sentence.table) if sentence.table in shown else "",
+            table=id_of_table(sentence.table) if sentence.table in shown else "",
         )
         for sentence in sentences
     ]
-
-
-def _table_id(name: str) -> str:
-    """Figures and tables may have the same name."""
-    return f"table_{name}"
 
 
 def _folded(analysis: str, name: str, rows: pd.DataFrame) -> Folded:
@@ -226,27 +213,13 @@ def _folded(analysis: str, name: str, rows: pd.DataFrame) -> Folded:
     count = counted(len(rows), "row")
     extent = count if len(rows) <= SHOWN_ROWS else f"The first {SHOWN_ROWS:,} of {len(rows):,} rows"
     data = table_data(
-        _in_words(name, rows),
+        readable(name, rows),
         f"{f'One row {per}. ' if per else ''}{extent}; the full table is in tables/{name}.parquet.",
         about.ranked_by if about else (),
         meanings=about.columns if about else {},
     )
     title = name.removeprefix(f"{analysis}_").replace("_", " ")
-    return Folded(_table_id(name), title, data, f"{count}, one {per}" if per else count)
-
-
-def _in_words(name: str, rows: pd.DataFrame) -> pd.DataFrame:
-    """A table with what people read for the codes in its cells. Parts of the corpus's texts stay as they are."""
-    owners = (info for info in analyses().values() if name.removeprefix(f"{info.name}_") in info.published.tables)
-    info = next((info for info in owners if name.startswith(f"{info.name}_")), None)
-    if info is None:
-        return rows
-    kinds = info.published.tables[name.removeprefix(f"{info.name}_")].kinds
-    coded = [column for column in map(str, rows) if kinds.get(column) == "text" and info.published.axis(column)]
-    words = {
-        column: {value: info.published.title(column, str(value)) for value in rows[column].unique()} for column in coded
-    }
-    return rows.assign(**{column: rows[column].map(titles) for column, titles in words.items()})
+    return Folded(id_of_table(name), title, data, f"{count}, one {per}" if per else count)
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

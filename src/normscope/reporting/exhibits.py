@@ -1,0 +1,129 @@
+"""The tables, figures and results of a paper, and what shows each of them here."""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatch
+
+import pandas as pd
+import yaml
+
+from normscope.config.schema import flat
+from normscope.distribution import folder
+from normscope.reporting.published import COLUMNS, COMPARISON, file_of, published, unmet
+from normscope.results.result import Result
+
+_PRESETS = folder("conf") / "experiment"
+_TYPED = "# python run.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class Exhibit:
+    """A table, figure or result of a paper, and what shows it here."""
+
+    exhibit: str
+    """Its number in the paper, such as `Table 1`, which groups of published numbers refer to."""
+    title: str
+    """What it shows."""
+    preset: str | None = None
+    """The experiment that shows it; None if no run does."""
+    tables: Sequence[str] = ()
+    """Our tables of the same numbers, by full name."""
+    figures: Sequence[str] = ()
+    """Our figures of the same, by full name; `alignment_map_*` stands for several."""
+    maps: bool = False
+    """Whether the explorer of token maps shows it."""
+    command: str = ""
+    """What to type where that is not the command of the preset."""
+    needs: str = ""
+    """What the paper's own version takes that does not come with this program."""
+
+    def how(self) -> str:
+        """The command that shows it; empty if none does."""
+        return self.command or (command_of(self.preset) if self.preset else "")
+
+    def shown_in(self, result: Result) -> bool:
+        """Whether a result has something of it: a table, a figure, a map or a number that was published."""
+        return bool(
+            any(name in result.tables for name in self.tables)
+            or self.figures_of(result)
+            or (self.maps and result.maps)
+            or len(self.rows_of(result))
+        )
+
+    def figures_of(self, result: Result) -> list[str]:
+        """The names of the result's figures that show it."""
+        return [name for pattern in self.figures for name in result.figures if fnmatch(name, pattern)]
+
+    def rows_of(self, result: Result) -> pd.DataFrame:
+        """The rows of the comparison that are of it."""
+        rows = result.tables.get(COMPARISON, pd.DataFrame(columns=list(COLUMNS)))
+        # Runs of earlier versions do not say which exhibit a number is of.
+        return rows[rows["exhibit"] == self.exhibit] if "exhibit" in rows else rows.head(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reproduction:
+    """A paper whose tables and figures can be repeated."""
+
+    paper: str
+    """Authors, year and title."""
+    exhibits: Sequence[Exhibit]
+    """In the paper's order."""
+    needs: str = ""
+    """What the published numbers were measured on, and where that is."""
+    offline: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The preset that stands in for another where there is no network."""
+
+    @property
+    def presets(self) -> list[str]:
+        """The experiments that show its exhibits, in order."""
+        return list(dict.fromkeys(exhibit.preset for exhibit in self.exhibits if exhibit.preset))
+
+
+def reproduction_of(paper: str) -> Reproduction:
+    """A paper, with all of its tables and figures, or with those of its published numbers if they are not listed.
+
+    Args:
+        paper: Folder below `experiments/`.
+
+    Raises:
+        InputError: If the paper has no published numbers.
+    """
+    listed = file_of(paper, "exhibits.yaml")
+    if not listed.is_file():
+        sources: dict[str, str] = {}
+        for group in published(paper):
+            sources.setdefault(group["exhibit"], group["source"])
+        return Reproduction(paper, [Exhibit(name, source) for name, source in sources.items()])
+    content = yaml.safe_load(listed.read_text(encoding="utf-8"))
+    return Reproduction(**{**content, "exhibits": [Exhibit(**entry) for entry in content["exhibits"]]})
+
+
+def command_of(preset: str) -> str:
+    """The command that the first comment of an experiment's preset gives."""
+    lines = (_PRESETS / f"{preset}.yaml").read_text(encoding="utf-8").splitlines()
+    command = next(line for line in lines if line.startswith(_TYPED))
+    return f"normscope{command.removeprefix(_TYPED)}"
+
+
+def differences(paper: str, exhibits: Collection[str], result: Result) -> dict[str, tuple[object, list[object]]]:
+    """In what a run differs from the paper's: by key, its value, and the paper's values.
+
+    Args:
+        paper: Folder below `experiments/`.
+        exhibits: The exhibits that count, by name: for each, the published numbers whose conditions the run comes closest to.
+        result: The results of the run.
+    """
+    settings = flat(result.config)
+    closest: dict[str, dict[str, object]] = {}
+    for group in published(paper):
+        name, conditions = group["exhibit"], unmet(group, settings)
+        if "weights" in group and result.facts.get("model_sha256") not in group["weights"]:
+            conditions["model.name"] = "the paper’s own weights"
+        if name in exhibits and (name not in closest or len(conditions) < len(closest[name])):
+            closest[name] = conditions
+    wanted: dict[str, list[object]] = {}
+    for conditions in closest.values():
+        for key, value in conditions.items():
+            wanted[key] = list(dict.fromkeys([*wanted.get(key, []), value]))
+    return {key: (settings.get(key), values) for key, values in wanted.items()}
