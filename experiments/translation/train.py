@@ -151,7 +151,9 @@ def _arguments() -> argparse.Namespace:
         option = f"--{name.replace('_', '-')}"
         group.add_argument(option, metavar="VALUE", help=f"{meaning}({key.expected})", **bare)
     parser.add_argument("--save-every", type=_steps, default=500, help="steps between two checkpoints; 0: none")
-    parser.add_argument("--log-every", type=_steps, default=100, help="steps between two messages about the loss; 0: none")
+    parser.add_argument(
+        "--log-every", type=_steps, default=100, help="steps between two messages about the loss; 0: none"
+    )
     parser.add_argument("--keep-all", action="store_true", help="keep every checkpoint, not only the last two")
     parser.add_argument(
         "--measure-every",
