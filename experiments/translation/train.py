@@ -5,6 +5,7 @@ torchrun --nproc-per-node 4 experiments/translation/train.py --recipe kobayashi2
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -33,6 +34,9 @@ def main() -> None:
     arguments = _arguments()
     recipe = _recipe(arguments)
     pairs = _toy_pairs(toy.PAIRS, recipe.seed) if arguments.toy else _pairs(*arguments.train)
+    tests = _pairs(*arguments.test) if arguments.test else []
+    if tests and importlib.util.find_spec("sacrebleu") is None:
+        raise InputError("--test: BLEU needs sacrebleu, which is not installed; run `pip install sacrebleu`")
     train(
         pairs,
         recipe,
@@ -44,11 +48,10 @@ def main() -> None:
     )
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    if arguments.test and os.environ.get("RANK", "0") == "0":
-        pairs = _pairs(*arguments.test)
-        translations = translate([source for source, _ in pairs], arguments.output)
+    if tests and os.environ.get("RANK", "0") == "0":
+        translations = translate([source for source, _ in tests], arguments.output)
         (arguments.output / "test.txt").write_text("\n".join(translations) + "\n")
-        score = _bleu(translations, [target for _, target in pairs])
+        score = _bleu(translations, [target for _, target in tests])
         (arguments.output / "bleu.json").write_text(json.dumps(score, indent=2) + "\n")
         print(f"BLEU {score['bleu']:.1f} ({score['signature']})")
 
@@ -59,7 +62,9 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
     Raises:
         InputError: If an option is not what it should be.
     """
-    named = toy.RECIPE if arguments.toy else RECIPES[arguments.recipe]
+    if arguments.toy and arguments.recipe is not None:
+        raise InputError("--toy has a recipe of its own; leave out --recipe")
+    named = toy.RECIPE if arguments.toy else RECIPES[arguments.recipe or "small"]
     given = {name: getattr(arguments, name) for name in keys_of(Recipe)}
     changed = {name: yaml.safe_load(value) for name, value in given.items() if value is not None}
     recipe: Recipe = read_values(Recipe, plain(named) | changed, "recipe")
@@ -121,7 +126,10 @@ def _pairs(source: Path, target: Path) -> list[Pair]:
             f"{source} has {len(sides[0]):,} lines, {target} has {len(sides[1]):,}; expected as many in both"
         )
     pairs = [(first.strip(), second.strip()) for first, second in zip(*sides, strict=True)]
-    return [pair for pair in pairs if all(pair)]
+    pairs = [pair for pair in pairs if all(pair)]
+    if not pairs:
+        raise InputError(f"{source}, {target}: expected lines of text, got none in both")
+    return pairs
 
 
 def _steps(text: str) -> int:
@@ -140,9 +148,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--output", type=Path, required=True, help="folder of the model; interrupted training resumes from here"
     )
-    parser.add_argument(
-        "--recipe", choices=list(RECIPES), default="small", help="shape and training of the model (default: small)"
-    )
+    parser.add_argument("--recipe", choices=list(RECIPES), help="shape and training of the model (default: small)")
     group = parser.add_argument_group("the recipe", "each of these changes one of its values")
     for name, key in keys_of(Recipe).items():
         meaning = f"{key.meaning.rstrip('.')} " if key.meaning else ""

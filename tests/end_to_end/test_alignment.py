@@ -215,13 +215,17 @@ def test_the_papers_recipe_comes_to_the_same_in_two_processes_and_after_an_inter
 
     losses = trained(1, "alone")
     assert trained(2, "shared") == pytest.approx(losses, abs=0.011)  # they are printed with two decimals
-    last = max((tmp_path / "alone/checkpoints").iterdir(), key=lambda path: int(path.name.partition("-")[2]))
+    checkpoints = (tmp_path / "alone/checkpoints").glob("checkpoint-*")
+    last = max(checkpoints, key=lambda path: int(path.name.partition("-")[2]))
     shutil.copytree(tmp_path / "alone", tmp_path / "resumed")
     shutil.rmtree(tmp_path / "resumed/checkpoints" / last.name)
     (tmp_path / "resumed/model.safetensors").unlink()
     again = trained(1, "resumed")
     assert again == losses[-len(again) :]
     assert len(again) < len(losses)
+    other = run_several(1, *given, "--heads", "4", "--output", str(tmp_path / "resumed"), program=script)[0]
+    assert other.status == 2
+    assert "heads was 2 in its checkpoints and is 4 now; expected the same recipe" in other.err
     alone = weights(tmp_path / "alone")
     for name, tensor in alone.items():
         torch.testing.assert_close(weights(tmp_path / "resumed")[name], tensor, rtol=0, atol=1e-6)

@@ -12,8 +12,8 @@ from normscope.maths.tensors import wide
 from normscope.models.blocks.block import full_precision
 from normscope.models.sites.layout import embeddings_of
 
-# A head returns a logit for every token of the vocabulary; with this many tokens in a pass, they stay below a gigabyte.
-_TOKENS_AT_ONCE = 2048
+# A head returns a logit for every token of the vocabulary: with 250,000 of them, 1,024 tokens need a gigabyte.
+_TOKENS_AT_ONCE = 1024
 
 
 def smooth_gradients(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,12 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from normscope.config.rules import AboveZero, Count, Options, Seed, Share
+from normscope.config.schema import difference, plain
+from normscope.errors import InputError
 from normscope.translation.vocabulary import joint_vocabulary
+
+_RECIPE = "recipe.json"
+"""The recipe of the checkpoints beside it."""
 
 Pair = tuple[str, str]
 """A text and its translation."""
@@ -175,9 +181,13 @@ def train(
         keep: How many checkpoints to keep, the last; None keeps all, to measure the model over its training.
         callbacks: The trainer's callbacks, given the tokenizer; `normscope.Callback` measures the model while it trains.
         say: Called with messages about progress.
+
+    Raises:
+        InputError: If the folder has checkpoints of another recipe.
     """
     torch.manual_seed(recipe.seed)
     checkpoints = folder / "checkpoints"
+    _check_recipe(recipe, checkpoints)
     tokenizer = joint_vocabulary((text for pair in pairs for text in pair), recipe.vocabulary, recipe.longest)
     model = _model(tokenizer, recipe)
     trainer = _Trainer(
@@ -190,10 +200,23 @@ def train(
         callbacks=[_Progress(say), *callbacks(tokenizer)],
     )
     trainer.remove_callback(PrinterCallback)  # prints dictionaries
+    if trainer.is_world_process_zero():
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        (checkpoints / _RECIPE).write_text(json.dumps(plain(recipe), indent=2) + "\n")
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None)
     if trainer.is_world_process_zero():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+
+
+def _check_recipe(recipe: Recipe, checkpoints: Path) -> None:
+    """Check that the checkpoints of a folder, if there are any, are those of a recipe; only the number of epochs may differ."""
+    if not (checkpoints / _RECIPE).is_file():
+        return
+    before = json.loads((checkpoints / _RECIPE).read_text())
+    changed = difference(before | {"epochs": recipe.epochs}, plain(recipe), "in its checkpoints")
+    if changed:
+        raise InputError(f"{checkpoints.parent}: {changed}; expected the same recipe, to resume, or another folder")
 
 
 def _arguments(
