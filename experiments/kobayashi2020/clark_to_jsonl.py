@@ -1,6 +1,7 @@
 """Writes the texts of the pickle released by Clark et al. 2019, which Kobayashi et al. used, to a file of pairs:
-`python clark_to_jsonl.py unlabeled_attn.pkl clark.jsonl`."""
+`python clark_to_jsonl.py unlabeled_attn.pkl clark.jsonl`, for `dataset=clark`."""
 
+import argparse
 import json
 import pickle
 import sys
@@ -27,6 +28,8 @@ def convert(source: Path, target: Path) -> None:
     """Join the word pieces between special tokens, and write a line of JSON for each sequence."""
     with source.open("rb") as file:
         rows = _TokensOnly(file, encoding="latin1").load()
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and "tokens" in row for row in rows):
+        raise pickle.UnpicklingError("expected a list of sequences with `tokens`, as in unlabeled_attn.pkl")
     with target.open("w", encoding="utf-8") as file:
         for row in rows:
             parts = " ".join(row["tokens"]).replace(" ##", "").removeprefix("[CLS]").split("[SEP]")
@@ -34,5 +37,18 @@ def convert(source: Path, target: Path) -> None:
             file.write(json.dumps(dict(zip(("text", "text_pair"), texts, strict=False)), ensure_ascii=False) + "\n")
 
 
+def main() -> None:
+    """Convert the file that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, help="unlabeled_attn.pkl")
+    parser.add_argument("target", type=Path, help="the file to write, with a name that ends in .jsonl")
+    arguments = parser.parse_args()
+    convert(arguments.source, arguments.target)
+
+
 if __name__ == "__main__":
-    convert(*map(Path, sys.argv[1:]))
+    try:
+        main()
+    except (OSError, EOFError, pickle.UnpicklingError) as error:
+        print(f"clark_to_jsonl.py: {error}", file=sys.stderr)
+        sys.exit(2)

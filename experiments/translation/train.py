@@ -1,47 +1,76 @@
-"""Train a small German–English translation model, or one of any two languages, and measure its BLEU.
+"""Train a German–English translation model, or one of any two languages, and measure its BLEU.
 
 python experiments/translation/train.py --train train.de.gz train.en.gz --test test.de.gz test.en.gz --output outputs/de-en
+torchrun --nproc-per-node 4 experiments/translation/train.py --recipe kobayashi2020 --train de en --output outputs/europarl
 """
 
 import argparse
-import dataclasses
+import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 
 import torch
+import yaml
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 import normscope
-from normscope.data.lines import lines
+from normscope.config.keys import keys_of
+from normscope.config.schema import plain, read_values
+from normscope.data.lines import Malformed, lines
 from normscope.data.toy_corpus import ToyCorpus
 from normscope.errors import InputError
 from normscope.translation import toy
-from normscope.translation.training import Pair, Recipe, train
+from normscope.translation.training import RECIPES, Pair, Recipe, train
 
 HERE = Path(__file__).parent
 
 
 def main() -> None:
     """Train, translate the test set, and write both into the output folder."""
+    disable_progress_bar()  # of every checkpoint's shards
     arguments = _arguments()
-    recipe = toy.RECIPE if arguments.toy else Recipe(arguments.epochs)
-    pairs = _toy_pairs(toy.PAIRS, arguments.seed) if arguments.toy else _pairs(*arguments.train)
+    recipe = _recipe(arguments)
+    pairs = _toy_pairs(toy.PAIRS, recipe.seed) if arguments.toy else _pairs(*arguments.train)
+    tests = _pairs(*arguments.test) if arguments.test else []
+    if tests and importlib.util.find_spec("sacrebleu") is None:
+        raise InputError("--test: BLEU needs sacrebleu, which is not installed; run `pip install sacrebleu`")
     train(
         pairs,
-        dataclasses.replace(recipe, epochs=arguments.epochs, seed=arguments.seed, bfloat16=arguments.bfloat16),
+        recipe,
         arguments.output,
         save_every=arguments.save_every,
+        log_every=arguments.log_every,
         keep=None if arguments.keep_all else 2,
         callbacks=lambda tokenizer: _measurements(tokenizer, arguments.measure_every),
     )
-    if arguments.test:
-        pairs = _pairs(*arguments.test)
-        translations = translate([source for source, _ in pairs], arguments.output)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    if tests and os.environ.get("RANK", "0") == "0":
+        translations = translate([source for source, _ in tests], arguments.output)
         (arguments.output / "test.txt").write_text("\n".join(translations) + "\n")
-        score = _bleu(translations, [target for _, target in pairs])
+        score = _bleu(translations, [target for _, target in tests])
         (arguments.output / "bleu.json").write_text(json.dumps(score, indent=2) + "\n")
         print(f"BLEU {score['bleu']:.1f} ({score['signature']})")
+
+
+def _recipe(arguments: argparse.Namespace) -> Recipe:
+    """The named recipe with the options that were given.
+
+    Raises:
+        InputError: If an option is not what it should be.
+    """
+    if arguments.toy and arguments.recipe is not None:
+        raise InputError("--toy has a recipe of its own; leave out --recipe")
+    named = toy.RECIPE if arguments.toy else RECIPES[arguments.recipe or "small"]
+    given = {name: getattr(arguments, name) for name in keys_of(Recipe)}
+    changed = {name: yaml.safe_load(value) for name, value in given.items() if value is not None}
+    recipe: Recipe = read_values(Recipe, plain(named) | changed, "recipe")
+    if recipe.model % recipe.heads:
+        raise InputError(f"model={recipe.model}: expected a multiple of heads={recipe.heads}")
+    return recipe
 
 
 def _measurements(tokenizer: PreTrainedTokenizerFast, every: int) -> list[normscope.Callback]:
@@ -88,13 +117,26 @@ def _toy_pairs(number: int, seed: int) -> list[Pair]:
 
 
 def _pairs(source: Path, target: Path) -> list[Pair]:
-    sides = list(lines(source)), list(lines(target))
+    try:
+        sides = list(lines(source)), list(lines(target))
+    except Malformed as error:
+        raise InputError(f"{source}, {target}: {error}") from error
     if len(sides[0]) != len(sides[1]):
         raise InputError(
             f"{source} has {len(sides[0]):,} lines, {target} has {len(sides[1]):,}; expected as many in both"
         )
     pairs = [(first.strip(), second.strip()) for first, second in zip(*sides, strict=True)]
-    return [pair for pair in pairs if all(pair)]
+    pairs = [pair for pair in pairs if all(pair)]
+    if not pairs:
+        raise InputError(f"{source}, {target}: expected lines of text, got none in both")
+    return pairs
+
+
+def _steps(text: str) -> int:
+    """A number of steps from the command line."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text}")
+    return int(text)
 
 
 def _arguments() -> argparse.Namespace:
@@ -106,17 +148,25 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--output", type=Path, required=True, help="folder of the model; interrupted training resumes from here"
     )
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save-every", type=int, default=500, help="steps between two checkpoints")
+    parser.add_argument("--recipe", choices=list(RECIPES), help="shape and training of the model (default: small)")
+    group = parser.add_argument_group("the recipe", "each of these changes one of its values")
+    for name, key in keys_of(Recipe).items():
+        meaning = f"{key.meaning.rstrip('.')} " if key.meaning else ""
+        # A bare --bfloat16 is true.
+        bare = {"nargs": "?", "const": "true"} if isinstance(key.default, bool) else {}
+        option = f"--{name.replace('_', '-')}"
+        group.add_argument(option, metavar="VALUE", help=f"{meaning}({key.expected})", **bare)
+    parser.add_argument("--save-every", type=_steps, default=500, help="steps between two checkpoints; 0: none")
+    parser.add_argument(
+        "--log-every", type=_steps, default=100, help="steps between two messages about the loss; 0: none"
+    )
     parser.add_argument("--keep-all", action="store_true", help="keep every checkpoint, not only the last two")
     parser.add_argument(
         "--measure-every",
-        type=int,
+        type=_steps,
         default=0,
         help="steps between two measurements of mixing ratios and alignment error, which go to CSV files; 0: none",
     )
-    parser.add_argument("--bfloat16", action="store_true", help="multiply in half precision")
     return parser.parse_args()
 
 

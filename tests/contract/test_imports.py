@@ -58,10 +58,12 @@ ALLOWED = {
     "alignment": {
         "analyses.base",
         "analyses.finite",
+        "attribution.smooth_gradients",
         "data",
         "declarations",
         "maths",
         "models.blocks.block",
+        "models.load.interventions",
         "models.sites.layout",
         "results",
         "statistics",
@@ -75,7 +77,7 @@ ALLOWED = {
         "statistics.intervals",
         "untrusted",
     },
-    "translation": {"data"},
+    "translation": {"config", "data"},
     "running": {
         "options",
         "analyses.base",

@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import runpy
+import shutil
 import sys
 
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import processors
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -15,6 +17,7 @@ from normscope.alignment.links import pharaoh
 from normscope.data.toy_corpus import ToyCorpus
 from normscope.reporting.published import published
 from normscope.translation.vocabulary import joint_vocabulary
+from tests.end_to_end.forks import run_several
 from tests.end_to_end.shell import ROOT, run_here
 from tests.tiny import STACK_CONFIGS, tiny_model
 
@@ -92,6 +95,7 @@ def test_other_aligners_are_in_the_same_table_and_a_pair_is_drawn(capsys, monkey
         corpus,
         tmp_path / "run",
         "layers=[2]",
+        "analysis.alignment.smoothgrad=2",
         baselines,
         "analysis.alignment.sentences=[1]",
     )
@@ -103,10 +107,11 @@ def test_other_aligners_are_in_the_same_table_and_a_pair_is_drawn(capsys, monkey
     named = {name for group in published("kobayashi2020") for name in group.get("values", {})}
     assert {name for name in named if name.startswith("alignment/attn")} <= set(metrics)
     names = {path.stem for path in (tmp_path / "run/figures").glob("*.png")}
-    assert names == {f"alignment_{name}" for name in ("by_layer", "norm_and_aer", "map_1")}
-    drawn = (tmp_path / "run/figures/alignment_map_1.svg").read_text()
-    for word in {*PAIRS[0].text.split(), *PAIRS[0].text_pair.split()}:
-        assert word in drawn
+    assert names == {f"alignment_{name}" for name in ("by_layer", "norm_and_aer", "map_1", "map_layers_1")}
+    for name in ("map_1", "map_layers_1"):
+        drawn = (tmp_path / f"run/figures/alignment_{name}.svg").read_text()
+        for word in {*PAIRS[0].text.split(), *PAIRS[0].text_pair.split()}:
+            assert word in drawn
 
 
 @pytest.mark.slow
@@ -179,6 +184,70 @@ def test_trained_models_translate(capsys, monkeypatch, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer(["der Hund sieht die Katze ."], return_tensors="pt")
     assert model.generate(**inputs, max_length=8).shape[0] == 1
+
+
+SMALL_PAPER = (
+    *("--recipe", "kobayashi2020", "--vocabulary", "120", "--model", "16", "--feed-forward", "16", "--heads", "2"),
+    *("--encoder-layers", "1", "--decoder-layers", "1", "--dropout", "0", "--epochs", "2", "--learning-rate", "1e-3"),
+    *("--warmup-steps", "3", "--batch-tokens", "400", "--pass-tokens", "100", "--log-every", "1", "--save-every", "2"),
+)
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.slow
+def test_the_papers_recipe_comes_to_the_same_in_two_processes_and_after_an_interruption(tmp_path):
+    """A step has the same tokens however many processes share them."""
+    script = ROOT / "experiments/translation/train.py"
+    pairs = list(ToyCorpus(72, 8).examples())
+    for side, texts in (("de", [pair.text for pair in pairs]), ("en", [pair.text_pair for pair in pairs])):
+        (tmp_path / side).write_text("".join(f"{text}\n" for text in texts))
+    given = (*SMALL_PAPER, "--train", str(tmp_path / "de"), str(tmp_path / "en"))
+
+    def trained(processes, name):
+        outcomes = run_several(processes, *given, "--output", str(tmp_path / name), program=script)
+        assert [outcome.status for outcome in outcomes] == [0] * processes, outcomes[0].err
+        assert not any("training" in outcome.out for outcome in outcomes[1:]), "the first process says it all"
+        lines = [line for line in outcomes[0].out.splitlines() if line.startswith("training: step")]
+        return [float(line.partition("loss ")[2]) for line in lines]
+
+    losses = trained(1, "alone")
+    assert trained(2, "shared") == pytest.approx(losses, abs=0.011)  # they are printed with two decimals
+    checkpoints = (tmp_path / "alone/checkpoints").glob("checkpoint-*")
+    last = max(checkpoints, key=lambda path: int(path.name.partition("-")[2]))
+    shutil.copytree(tmp_path / "alone", tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed/checkpoints" / last.name)
+    (tmp_path / "resumed/model.safetensors").unlink()
+    again = trained(1, "resumed")
+    assert again == losses[-len(again) :]
+    assert len(again) < len(losses)
+    other = run_several(1, *given, "--heads", "4", "--output", str(tmp_path / "resumed"), program=script)[0]
+    assert other.status == 2
+    assert "heads was 2 in its checkpoints and is 4 now; expected the same recipe" in other.err
+    alone = weights(tmp_path / "alone")
+    for name, tensor in alone.items():
+        torch.testing.assert_close(weights(tmp_path / "resumed")[name], tensor, rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            weights(tmp_path / "shared")[name], tensor, rtol=0, atol=2e-3
+        )  # Adam amplifies rounding
+
+
+@pytest.mark.slow
+def test_wrong_values_of_a_recipe_are_refused_in_one_line(monkeypatch, capsys, tmp_path):
+    script = str(ROOT / "experiments/translation/train.py")
+    for wrong, message in {
+        ("--dropout", "1"): "dropout=1: expected a number from 0 to below 1",
+        ("--heads", "3"): "model=256: expected a multiple of heads=3",
+        ("--schedule", "cosine"): "schedule=cosine: expected one of linear, inverse_sqrt",
+    }.items():
+        given = ["--train", "de", "en", "--output", str(tmp_path / "model"), *wrong]
+        monkeypatch.setattr(sys, "argv", [script, *given])
+        with pytest.raises(SystemExit) as exit_:
+            runpy.run_path(script, run_name="__main__")
+        assert exit_.value.code == 2
+        assert capsys.readouterr().err == f"train.py: {message}\n"
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def test_feed_forward_networks_of_the_papers_models():
         for command in commands
         for values in itertools.product(*(argument.split("=")[1].split(",") for argument in command))
     ]
-    assert Counter(job.dataset.name for job in jobs) == {"wikipedia": 12, "sst2": 12}
+    assert Counter(job.dataset.name for job in jobs) == {"wikipedia-20231101": 12, "sst2": 12}
     names = {job.model.name for job in jobs}
     assert len(names) == 12
     assert {"openai-community/gpt2", "FacebookAI/roberta-large", "google/multiberts-seed_2"} < names
@@ -261,3 +261,55 @@ def test_every_paper_has_its_page():
         for recipe in RECIPES:
             if recipe.startswith(paper):
                 assert f"experiment={recipe}" in page
+
+
+def preset_on(capsys, monkeypatch, saved_model, folder, *more):
+    outcome = run_here(
+        capsys,
+        monkeypatch,
+        "experiment=kobayashi2020_dispersion",
+        f"model.name={saved_model}",
+        "tracking=disabled",
+        f"output_dir={folder}",
+        *more,
+    )
+    assert outcome.status == 0, outcome.err
+    differs_in = pd.read_parquet(folder / "tables/comparison.parquet")["differs_in"]
+    return " ".join(outcome.err.split()), {key for keys in differs_in for key in keys.split(", ")}
+
+
+def test_a_papers_preset_says_first_that_its_data_are_not_the_papers(capsys, monkeypatch, saved_model, tmp_path):
+    said, differs_in = preset_on(capsys, monkeypatch, saved_model, tmp_path / "run", "dataset.limit=3")
+    assert said.startswith(
+        "kobayashi2020_dispersion: sample is not the paper's data (wikipedia), so no number need be the"
+    )
+    assert "see experiments/kobayashi2020/README.md" in said
+    assert differs_in == {"model.name", "dataset.name"}
+    (tmp_path / "own.txt").write_text("the old river\na cat sees it\n")
+    own = ["dataset=text", f"dataset.path={tmp_path / 'own.txt'}"]
+    said, _ = preset_on(capsys, monkeypatch, saved_model, tmp_path / "own", *own)
+    assert said.replace("- ", "-").startswith(
+        f"kobayashi2020_dispersion: {tmp_path / 'own.txt'} is not the paper's data"
+    )
+
+
+def test_the_authors_data_are_a_preset(capsys, monkeypatch, saved_model, tmp_path):
+    rows = [{"text": "the old river", "text_pair": "a cat sees it"}, {"text": "it walks", "text_pair": "the river"}]
+    (tmp_path / "clark.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    said, differs_in = preset_on(capsys, monkeypatch, saved_model, tmp_path / "run", "dataset=clark")
+    assert "not the paper's data" not in said
+    assert differs_in == {"model.name"}
+    assert json.loads((tmp_path / "run/results.json").read_text())["facts"]["sequences"] == 2
+
+
+OF_THE_PAPERS = [name for name in RECIPES if name.startswith(("kobayashi2020", "kobayashi2021", "maruta"))]
+
+
+@pytest.mark.parametrize("name", OF_THE_PAPERS)
+def test_presets_of_the_papers_name_their_data(name):
+    options = composed(f"experiment={name}")
+    assert options.recipe.data
+    named = {group["when"].get("dataset.name") for group in published(options.recipe.paper)}
+    assert set(options.recipe.data) <= named
+    assert "# Data: " in (ROOT / f"conf/experiment/{name}.yaml").read_text()

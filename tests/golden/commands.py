@@ -70,7 +70,11 @@ def commands(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Mapping[str, C
     cross = f"analysis=[{','.join(name for name, info in analyses().items() if info.supports_cross_attention)}]"
     chosen = "analysis.outliers.dimensions=[3,7]"
     short = "analysis.sinks.length=12"
-    gold = (f"analysis.alignment.gold.path={folder / 'gold'}", "analysis.alignment.gold.base=1")
+    gold = (
+        f"analysis.alignment.gold.path={folder / 'gold'}",
+        "analysis.alignment.gold.base=1",
+        "analysis.alignment.smoothgrad=2",
+    )
     tiny = {
         "bert": (bert, every, chosen, short, *corpora["texts"]),
         "bert_pairs": (bert, "analysis=similarity", "analysis.similarity.pooling=mean", *corpora["pairs"]),

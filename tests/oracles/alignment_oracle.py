@@ -1,7 +1,9 @@
 """The alignment analysis by brute force: maps over tokens from explicit vectors, then words, links and error rates."""
 
+import copy
 import dataclasses
 import itertools
+import types
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -9,18 +11,20 @@ import pandas as pd
 import pytest
 import scipy.stats
 import torch
+from transformers import MarianMTModel
 
 from normscope.alignment.analysis import REFERENCE
 from normscope.alignment.links import Links
 from normscope.alignment.reference import Reference, SentencePair
 from normscope.analyses.base import AnalysisContext
-from normscope.analyses.declarations.alignment import AlignmentOptions
+from normscope.analyses.declarations.alignment import AlignmentOptions, Setting
+from normscope.attribution.smooth_gradients import smooth_gradients
 from normscope.data.batching import Batch
 from normscope.errors import InputError
 from normscope.models.observe.observer import Observer
 from normscope.results.parts import rolled_up
 from normscope.results.result import Result
-from tests.oracles.comparison import Expected, Picture, assert_published, cloud, percent, table
+from tests.oracles.comparison import Drawn, Expected, Picture, assert_published, cloud, percent, table
 from tests.oracles.specimens import analysed
 from tests.tiny import layout_of, tiny_stack
 
@@ -28,6 +32,7 @@ METHODS = {"attn_w": "α: weights", "attn_n": "‖αf(x)‖: vectors"}
 WORDS = {"attn_w": "weights", "attn_n": "vectors", "awo": "with output", "awi": "with input"}
 SETTINGS = {"awo": "alignment with output", "awi": "alignment with input"}
 RATES = ["aer", "precision", "recall"]
+NAMES = {"smoothgrad": "SmoothGrad"}
 
 Link = tuple[int, int]
 LinkSet = frozenset[Link]
@@ -103,6 +108,46 @@ def _over_words(tokens: np.ndarray, pair: Pair, setting: str) -> np.ndarray:
     return words
 
 
+def dependence(head: MarianMTModel, pair: Pair, samples: int, noise: float, random: np.random.Generator) -> np.ndarray:
+    """How much the probability of every target token that follows the first depends on each source token.
+
+    Each embedding, alone, is made a little longer and a little shorter, in each noisy copy of the source.
+    """
+    step = 1e-5
+    embeddings = head.model.encoder.embed_tokens.weight[list(pair.source_ids)].detach().numpy()
+    deviation = noise * (embeddings.max() - embeddings.min())
+    total = np.zeros((len(pair.decoder_ids) - 1, len(pair.source_ids)))
+
+    def probabilities(vectors: np.ndarray) -> np.ndarray:
+        inputs = torch.from_numpy(vectors[None] * head.model.encoder.embed_scale)
+        with torch.inference_mode():
+            encoded = head.model.encoder(inputs_embeds=inputs)
+            logits = head(encoder_outputs=encoded, decoder_input_ids=torch.tensor([list(pair.decoder_ids)])).logits[0]
+        following = pair.decoder_ids[1:]
+        return np.array([float(logits[row].softmax(dim=0)[token]) for row, token in enumerate(following)])
+
+    for added in deviation * random.standard_normal((samples, *embeddings.shape)):
+        for token in range(len(embeddings)):
+            change = np.zeros_like(embeddings)
+            change[token] = step * embeddings[token]
+            noisy = embeddings + added
+            slope = (probabilities(noisy + change) - probabilities(noisy - change)) / (2 * step)
+            total[:, token] += np.maximum(slope, 0) / samples
+    return total
+
+
+def links_by_gradients(head: MarianMTModel, pairs: Mapping[int, Pair], options: AlignmentOptions) -> dict[int, LinkSet]:
+    """The links of SmoothGrad, by row; no word is aligned with the end of the sentence."""
+    found = {}
+    for row, pair in pairs.items():
+        random = np.random.default_rng([options.seed, row])
+        tokens = dependence(head, pair, options.smoothgrad, options.noise, random)
+        words = _over_words(np.vstack([tokens, np.zeros(tokens.shape[1])]), pair, "awo")
+        words[:, -1] = 0
+        found[row] = links_of(words)
+    return found
+
+
 def links_of(words: np.ndarray) -> LinkSet:
     """Each target word with the source word of the largest number, unless none is, or the end of the sentence has it."""
     return frozenset(
@@ -130,6 +175,8 @@ def expected(
     layers: Sequence[int],
     shown: Sequence[int],
     baselines: Mapping[str, Mapping[int, LinkSet]],
+    drawn: str | None = None,
+    gradients: Mapping[int, LinkSet] | None = None,
 ) -> Expected:
     """Everything that the alignment analysis publishes.
 
@@ -139,6 +186,8 @@ def expected(
         layers: Layers that are looked at.
         shown: Rows whose maps are published.
         baselines: LinkSet of other aligners, by name and row.
+        drawn: The setting of the maps that are drawn; None for the best.
+        gradients: The links of SmoothGrad, if it was asked for.
     """
     own = [key for key in next(iter(maps.values())).words if key[0] in layers]
     links = {key: {row: links_of(maps[row].words[key]) for row in maps} for key in own}
@@ -157,12 +206,14 @@ def expected(
         )
     places = ["layer", "head", "method", "setting"]
     measured = table(places, rows)
+    aligners = ({} if gradients is None else {"smoothgrad": gradients}) | dict(baselines)
     others = [
         {"layer": 0, "head": 0, "method": name, "setting": "none", "mean_norm": np.nan}
         | rates({row: found[row] for row in maps}, pairs)
-        for name, found in baselines.items()
+        for name, found in aligners.items()
     ]
-    tables = {"aer": table(places, rows + others), "links": _link_table(links)}
+    listed = links if gradients is None else links | {(0, "smoothgrad", "none", 0): gradients}
+    tables = {"aer": table(places, rows + others), "links": _link_table(listed)}
     map_table = _map_table({row: maps[row] for row in shown if row in maps}, pairs, own)
     if map_table is not None:
         tables["maps"] = map_table
@@ -175,9 +226,9 @@ def expected(
             f"{method}/{setting}/aer": layer_rows.xs((method, setting), level=("method", "setting"))["aer"].to_dict()
             for method, setting in itertools.product(METHODS, SETTINGS)
         },
-        figures=_figures(measured, map_table),
+        figures=_figures(measured, map_table, drawn),
         summary=_summary(layer_rows, others),
-        sentences=_sentences(metrics, baselines),
+        sentences=_sentences(metrics, aligners),
         notes=_notes({row: pairs[row] for row in maps}, len(pairs)),
     )
 
@@ -217,6 +268,7 @@ def _map_table(shown: Mapping[int, Maps], pairs: Mapping[int, Pair], keys) -> pd
                     "source_word": (*pair.source, "</s>")[source],
                     "value": value,
                     "gold": "sure" if link in pair.sure else "possible" if link in pair.possible else "none",
+                    "link": link in links_of(maps.words[layer, method, setting, head]),
                 }
             )
     places = ["row", "layer", "method", "setting", "head", "target", "source"]
@@ -255,7 +307,7 @@ def _metrics(measured: pd.DataFrame, others) -> dict[str, float]:
     return metrics
 
 
-def _figures(measured: pd.DataFrame, maps: pd.DataFrame | None) -> dict[str, Picture]:
+def _figures(measured: pd.DataFrame, maps: pd.DataFrame | None, drawn: str | None) -> dict[str, Picture]:
     percent = {place: aer * 100 for place, aer in measured["aer"].items()}
     points: dict[str, list[tuple[float, float]]] = {}
     for (_, head, method, setting), row in measured.iterrows():
@@ -273,15 +325,22 @@ def _figures(measured: pd.DataFrame, maps: pd.DataFrame | None) -> dict[str, Pic
         "norm_and_aer": Picture(cloud(points)),
     }
     for number in [] if maps is None else maps.index.get_level_values("row").unique():
-        drawn = {}
-        for method, title in METHODS.items():
-            layers = measured.xs((0, method), level=("head", "method"))["aer"]
-            layer, setting = layers.idxmin()
-            chosen = maps.loc[(number, layer, method, setting, 0)]
-            for (target, source), cell in chosen.iterrows():
-                place = target, cell["target_word"], source, cell["source_word"], cell["gold"]
-                drawn[(f"{title}, layer {layer}, {SETTINGS[setting]}", *place)] = cell["value"]
-        figures[f"map_{number}"] = Picture(drawn)
+        rates = measured.xs((0, "attn_n"), level=("head", "method"))["aer"]
+        best, side = min((key for key in rates.index if drawn in (None, key[1])), key=lambda key: rates[key])
+        pictures: dict[str, Drawn] = {"map": {}, "map_layers": {}}
+        for (layer, method, of, head, target, source), cell in maps.loc[number].iterrows():
+            if head or of != side:
+                continue
+            place, value = (target, cell["target_word"], source, cell["source_word"]), cell["value"]
+            frame = "sure" if cell["link"] else "none"
+            pictures["map_layers"][(f"layer {layer}, {METHODS[method]}", *place, frame)] = value
+            if layer == best:
+                has_possible = "possible" in maps.loc[number]["gold"].values
+                pictures["map"][(METHODS[method], *place, frame)] = value
+                title = f"reference{'; dashed: only possible' if has_possible else ''}"
+                value = {"sure": 1.0, "possible": 0.5, "none": 0.0}[cell["gold"]]
+                pictures["map"][(title, *place, cell["gold"])] = value
+        figures |= {f"{name}_{number}": Picture(picture) for name, picture in pictures.items()}
     return figures
 
 
@@ -300,7 +359,11 @@ def _summary(layer_rows: pd.DataFrame, others) -> pd.DataFrame:
             **percent(of_layers.loc[best]),
         }
     for other in others:
-        rows[other["method"]] = {"layer mean AER %": np.nan, "best layer": "", **percent(other)}
+        rows[NAMES.get(other["method"], other["method"])] = {
+            "layer mean AER %": np.nan,
+            "best layer": "",
+            **percent(other),
+        }
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
@@ -314,7 +377,7 @@ def _sentences(metrics: Mapping[str, float], baselines) -> list[str]:
             f"{best['attn_n']} and attention weights of {best['attn_w']}, each in its best layer; averaged over "
             f"layers, {mean['attn_n']} and {mean['attn_w']}."
         )
-    others = [f"{percent(metrics[f'{name}/aer'])} by {name}" for name in baselines]
+    others = [f"{percent(metrics[f'{name}/aer'])} by {NAMES.get(name, name)}" for name in baselines]
     if others:
         listed = others[0] if len(others) == 1 else f"{', '.join(others[:-1])} and {others[-1]}"
         sentences.append(f"On the same pairs, the alignment error rate is {listed}.")
@@ -419,12 +482,25 @@ def seen(model, options: AlignmentOptions, baselines, layers):
 
 def findings(options: AlignmentOptions, baselines, layers):
     analysis = seen(tiny_stack("marian", "cross", torch.float64), options, baselines, layers)
+    analysis.intervene(translator())
     return rolled_up("alignment", analysis.info.published, analysis.result())
+
+
+def translator(head: bool = True):
+    """What runs the tiny model again, with a head that predicts tokens."""
+    model = tiny_stack("marian", "cross", torch.float64)
+    whole = MarianMTModel(copy.deepcopy(model.config)).double().eval()
+    whole.model = model
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        whole.lm_head.weight.copy_(torch.randn(whole.lm_head.weight.shape, generator=generator) / 8)
+    loaded = types.SimpleNamespace(translator=whole if head else None, name="tiny")
+    return types.SimpleNamespace(model=loaded, progress=lambda steps, _total, _title: steps)
 
 
 def everything() -> Result:
     """Everything that the analysis can publish, on a tiny model."""
-    return findings(AlignmentOptions(), BASELINES, LAYERS)
+    return findings(AlignmentOptions(smoothgrad=2, seed=0), BASELINES, LAYERS)
 
 
 def test_maps_that_are_not_finite_are_refused_when_the_corpus_has_been_read():
@@ -446,6 +522,59 @@ def test_alignment(maps, layers):
 def test_the_first_three_pairs_are_shown_and_nothing_to_compare_with_is_fine(maps):
     found = findings(AlignmentOptions(), {}, LAYERS)
     assert_published(found, expected(maps, PAIRS, LAYERS, [1, 2, 3], {}), tolerance=1e-6)
+
+
+@pytest.mark.parametrize("setting", ["awo", "awi"])
+def test_maps_are_drawn_in_the_setting_that_was_asked_for(maps, setting):
+    found = findings(AlignmentOptions(setting=Setting(setting)), {}, LAYERS)
+    assert_published(found, expected(maps, PAIRS, LAYERS, [1, 2, 3], {}, setting), tolerance=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options", [{"smoothgrad": 3}, {"smoothgrad": 1, "noise": 0.0}, {"smoothgrad": 2, "noise": 0.6}]
+)
+def test_alignment_by_gradients(maps, options):
+    options = AlignmentOptions(seed=4, **options)
+    found = findings(options, BASELINES, LAYERS)
+    gradients = links_by_gradients(translator().model.translator, {row: PAIRS[row] for row in READ}, options)
+    computed = expected(maps, PAIRS, LAYERS, [1, 2, 3], BASELINES, None, gradients)
+    assert_published(found, computed, tolerance=1e-6)
+    assert len({(source, row) for row, links in gradients.items() for source, _ in links}) > 3, "or any map would do"
+
+
+@pytest.mark.parametrize("row", [2, 3])
+def test_dependence_is_the_mean_of_positive_slopes(row):
+    head, pair = translator().model.translator, PAIRS[row]
+    ids = {"input_ids": torch.tensor([pair.source_ids]), "decoder_input_ids": torch.tensor([pair.decoder_ids])}
+    found = smooth_gradients(head, ids, 3, 0.3, np.random.default_rng([0, row]))
+    np.testing.assert_allclose(found, dependence(head, pair, 3, 0.3, np.random.default_rng([0, row])), atol=1e-8)
+    assert (found.numpy() == 0).any(), "some slopes are negative in all samples"
+
+
+def test_dependence_without_noise_is_captums_gradient_times_input():
+    from captum.attr import InputXGradient
+
+    head, pair = translator().model.translator, PAIRS[1]
+    ids = {"input_ids": torch.tensor([pair.source_ids]), "decoder_input_ids": torch.tensor([pair.decoder_ids])}
+    found = smooth_gradients(head, ids, 1, 0.0, np.random.default_rng(0))
+
+    def probability(vectors, place):
+        encoded = head.model.encoder(inputs_embeds=vectors * head.model.encoder.embed_scale)
+        logits = head(encoder_outputs=encoded, decoder_input_ids=ids["decoder_input_ids"]).logits[0, place]
+        return logits.softmax(dim=0)[None, pair.decoder_ids[place + 1]]
+
+    embeddings = head.model.encoder.embed_tokens(ids["input_ids"]).detach().requires_grad_()
+    for place, row in enumerate(found):
+        parts = InputXGradient(probability).attribute(embeddings, additional_forward_args=place)
+        np.testing.assert_allclose(row, parts[0].sum(dim=-1).clamp(min=0).detach(), atol=1e-12)
+
+
+def test_gradients_need_a_head_that_predicts_translations():
+    analysis = seen(tiny_stack("marian", "cross", torch.float64), AlignmentOptions(smoothgrad=1), {}, LAYERS)
+    with pytest.raises(
+        InputError, match=r"^analysis\.alignment\.smoothgrad=1: expected a model that predicts translations"
+    ):
+        analysis.intervene(translator(head=False))
 
 
 def test_maps_of_a_pair_that_was_not_read_are_left_out(maps):

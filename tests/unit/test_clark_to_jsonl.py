@@ -42,3 +42,11 @@ def test_a_pickle_that_runs_something_is_refused_and_has_not_run(tmp_path, proto
         convert(tmp_path / "a.pkl", tmp_path / "a.jsonl")
     assert not proof.exists()
     assert not (tmp_path / "a.jsonl").exists()
+
+
+@pytest.mark.parametrize("content", [{"tokens": TOKENS}, ["text"], [{"words": TOKENS}]])
+def test_other_pickles_are_refused(tmp_path, content):
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(content))
+    with pytest.raises(pickle.UnpicklingError, match="expected a list of sequences with `tokens`"):
+        convert(tmp_path / "a.pkl", tmp_path / "a.jsonl")
+    assert not (tmp_path / "a.jsonl").exists()

@@ -4,7 +4,7 @@ The cross-attention of a translation model links target words with source words,
 compared with human annotations.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -12,12 +12,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from normscope.alignment.figures import describe_figures
 from normscope.alignment.links import RATES, error_rates, evaluate, pharaoh
 from normscope.alignment.reference import SEGMENTERS, Reference, ReferenceResource, SentencePair
-from normscope.alignment.word_maps import Setting, aligned_words, row_words, word_maps
+from normscope.alignment.word_maps import aligned_words, row_words, word_maps
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
-from normscope.analyses.declarations.alignment import ALIGNMENT, METHOD, SETTING, AlignmentOptions
+from normscope.analyses.declarations.alignment import ALIGNMENT, METHOD, SETTING, SMOOTHGRAD, AlignmentOptions, Setting
 from normscope.analyses.finite import require_finite
+from normscope.attribution.smooth_gradients import smooth_gradients
 from normscope.data.batching import Batch
 from normscope.data.examples import Link
 from normscope.data.words import NO_WORD
@@ -25,12 +27,12 @@ from normscope.errors import InputError
 from normscope.maths.norms import pair_norms, weighted_norms
 from normscope.maths.tensors import to_device
 from normscope.models.blocks.block import AttentionBlock
+from normscope.models.load.interventions import InterventionRunner
 from normscope.models.sites.layout import ModelLayout
-from normscope.results.figures import Figure, Heatmaps, Scatter, WordMaps
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
-from normscope.rounding import begun, brief_share, compared, counted, enumeration
+from normscope.rounding import brief_share, compared, counted, enumeration
 from normscope.statistics.counts import Counts
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.mean import Mean
@@ -40,9 +42,6 @@ METHODS = ("attn_w", "attn_n")
 
 OTHER = "none"
 """The setting of other aligners, which have none."""
-
-_METHODS = {"attn_w": "α: weights", "attn_n": "‖αf(x)‖: vectors"}
-_SETTINGS = {str(Setting.AWO): "alignment with output", str(Setting.AWI): "alignment with input"}
 
 # Maps are kept for this many sentence pairs unless `sentences` selects some.
 _DEFAULT_SENTENCES = 3
@@ -73,6 +72,9 @@ class AlignmentAnalysis(Analysis):
         self._norms = Mean(layers, 1, len(METHODS), maps)
         self._links = KeptTensors(torch.int16)
         self._maps = KeptTensors(torch.float64)  # a few sentences, whatever the precision of the run
+        # Ids and words of the tokens of both sides, if gradients are wanted, and what they align.
+        self._sides = {side: KeptTensors(torch.int64) for side in ("source", "target")}
+        self._by_gradients: dict[int, frozenset[Link]] = {}
         self._dropped = Counts(1, 2)
         # The current batch's numbers of target and source words, and its sure and possible links.
         self._word_counts = 0, 0
@@ -86,13 +88,17 @@ class AlignmentAnalysis(Analysis):
             "links": self._links,
             "maps": self._maps,
             "lost": self._dropped,
+            **self._sides,
         }
 
     @classmethod
     def requirements(cls, options: AlignmentOptions, _layout: ModelLayout) -> Requirements:
-        """The words of both sides, and the reference alignments."""
+        """The words of both sides, the reference alignments, and for gradients the head that predicts translations."""
         return Requirements(
-            vectors_of_keys=True, words=SEGMENTERS[options.words], resources={REFERENCE: ReferenceResource(options)}
+            vectors_of_keys=True,
+            words=SEGMENTERS[options.words],
+            translator=options.smoothgrad is not None,
+            resources={REFERENCE: ReferenceResource(options)},
         )
 
     def start_batch(self, batch: Batch) -> None:
@@ -125,11 +131,46 @@ class AlignmentAnalysis(Analysis):
             by_layer.append(_padded(columns.transpose(-1, -2), len(pair.target), 0.0).transpose(-1, -2))
 
     def end_batch(self, batch: Batch) -> None:
-        """Keep the links of a batch, and the maps of the selected sentences."""
+        """Keep the links of a batch, the maps of the selected sentences, and the tokens if gradients are wanted."""
         lengths = [len(self._reference.pairs[row].target) for row in batch.rows]
         links = torch.stack(self._batch_links, dim=1).cpu()
         self._links.update(batch.rows, (_padded(*own, -1.0) for own in zip(links, lengths, strict=True)))
         self._maps.update(self._batch_maps, (torch.stack(by_layer) for by_layer in self._batch_maps.values()))
+        if self.options.smoothgrad is not None:
+            assert batch.host.source is not None
+            for side, own in (("source", batch.host.source), ("target", batch.host)):
+                self._sides[side].update(batch.rows, _tokens(own))
+
+    def intervene(self, runner: InterventionRunner) -> None:
+        """Align the words of every pair by gradients, if they are wanted.
+
+        Raises:
+            InputError: If the checkpoint has no head that predicts translations.
+        """
+        samples = self.options.smoothgrad
+        if samples is None:
+            return
+        head = runner.model.translator
+        if head is None:
+            raise InputError(
+                f"analysis.alignment.smoothgrad={samples}: expected a model that predicts translations, but "
+                f"{runner.model.name} has no weights of such a head; leave it out"
+            )
+        sources, targets = (kept.compute().by_number() for kept in self._sides.values())
+        for row in runner.progress(list(sources), len(sources), "alignment by gradients"):
+            pair, source, target = self._reference.pairs[row], sources[row][None], targets[row][None]
+            ids = {"input_ids": source[:, 0], "decoder_input_ids": target[:, 0]}
+            scores = smooth_gradients(
+                head,
+                {name: tensor.to(head.device) for name, tensor in ids.items()},
+                samples,
+                self.options.noise,
+                np.random.default_rng([self.options.seed, row]),
+            )
+            counts = len(pair.target), len(pair.source)
+            words = word_maps(scores[None, None], target[:, 1, :-1], source[:, 1], counts)
+            words[..., -1] = 0  # the method does without the end of the sentence
+            self._by_gradients[row] = _as_links(aligned_words(words)[0, 0])
 
     def result(self) -> Result:
         """Error rates, links, and the maps of a few sentences."""
@@ -150,7 +191,7 @@ class AlignmentAnalysis(Analysis):
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics),
             curves=rolled.curves,
-            figures=describe_figures(rates, tables.get("maps")),
+            figures=describe_figures(rates, tables.get("maps"), self.options.setting),
             summaries={
                 "alignment": Summary(
                     _summary(rates[rates["head"] == 0], baselines),
@@ -184,20 +225,26 @@ class AlignmentAnalysis(Analysis):
         return table[["layer", "head", "method", "setting", *RATES, "sentences", "mean_norm"]]
 
     def _baselines(self, read: Collection[int]) -> pd.DataFrame:
-        """Error rates of other aligners, on the pairs that the model has read."""
+        """Error rates of gradients and of other aligners, on the pairs that the model has read."""
         gold = [self._reference.pairs[row].links for row in read]
+        gradients = {SMOOTHGRAD: self._by_gradients} if self._by_gradients else {}
         return pd.DataFrame(
             {"layer": 0, "head": 0, "method": name, "setting": OTHER}
             | evaluate((alignments[row] for row in read), gold)
             | {"sentences": len(read)}
-            for name, alignments in self._reference.baselines.items()
+            for name, alignments in (gradients | {**self._reference.baselines}).items()
         )
 
     def _link_table(self, links: Mapping[int, Int[Tensor, "layer method setting target_word"]]) -> pd.DataFrame:
         table = tidy({}, row=list(links), **self._axes)
         # Sentences differ in length, so the links are no one tensor.
         alignments = (targets for by_layer in links.values() for targets in by_layer.flatten(0, 2))
-        return table.assign(links=[pharaoh(_as_links(targets)) for targets in alignments])
+        table = table.assign(links=[pharaoh(_as_links(targets)) for targets in alignments])
+        gradients = pd.DataFrame(
+            {"row": row, "layer": 0, "method": SMOOTHGRAD, "setting": OTHER, "links": pharaoh(found)}
+            for row, found in self._by_gradients.items()
+        )
+        return pd.concat([table, gradients], ignore_index=True)
 
     def _maps_of(
         self, row: int, maps: Float[Tensor, "layer method setting map target_word source_word"]
@@ -206,14 +253,22 @@ class AlignmentAnalysis(Analysis):
         pair = self._reference.pairs[row]
         sources = [*pair.source, "</s>"]
         heads, targets = range(maps.shape[3]), range(len(pair.target))
-        table = tidy({"value": maps}, **self._axes, head=heads, target=targets, source=range(len(sources)))
-        values = table.pop("value")
+        aligned = aligned_words(maps.flatten(0, 2)).unflatten(0, maps.shape[:3])
+        table = tidy(
+            {"value": maps, "link": aligned[..., None] == torch.arange(len(sources))},
+            **self._axes,
+            head=heads,
+            target=targets,
+            source=range(len(sources)),
+        )
+        values, linked = table.pop("value"), table.pop("link")
         table.insert(0, "row", row)
         return table.assign(
             target_word=table["target"].map(dict(enumerate(pair.target))),
             source_word=table["source"].map(dict(enumerate(sources))),
             value=values,
             gold=[_kind(pair, link) for link in zip(table["source"], table["target"], strict=True)],
+            link=linked,
         )
 
     @property
@@ -243,6 +298,13 @@ def _word_tensors(batch: Batch) -> tuple[Int[Tensor, "batch query"], Int[Tensor,
     assert batch.source is not None
     assert batch.source.words is not None
     return batch.words, batch.source.words
+
+
+def _tokens(side: Batch) -> Iterator[Int[Tensor, "kind token"]]:
+    """The ids and the words of the tokens of each sentence, without padding."""
+    assert side.words is not None
+    for ids, words, mask in zip(side.input_ids, side.words, side.token_mask, strict=True):
+        yield torch.stack([ids[mask], words[mask]])
 
 
 def _maps(block: AttentionBlock) -> Float[Tensor, "batch method map query key"]:
@@ -311,7 +373,7 @@ def _summary(layers: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
             **{f"{rate.replace('aer', 'AER')} %": best[rate] * 100 for rate in RATES},
         }
     for _, row in baselines.iterrows():
-        rows[row["method"]] = {
+        rows[METHOD.titles.get(row["method"], row["method"])] = {
             "best layer": "",
             **{f"{rate.replace('aer', 'AER')} %": row[rate] * 100 for rate in RATES},
         }
@@ -328,92 +390,6 @@ def _kind(pair: SentencePair, link: Link) -> str:
     if link in pair.links.sure:
         return "sure"
     return "possible" if link in pair.links.possible else "none"
-
-
-def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame | None) -> dict[str, Figure]:
-    """Figures 7, 8 and 13 to 17 of Kobayashi et al. 2020, and every head's error rate beside its norm.
-
-    Args:
-        rates: The rows of the table `aer` of the model.
-        maps: The table `maps`; None without one.
-    """
-    layers = rates[rates["head"] == 0].assign(percent=rates["aer"] * 100)
-    heads = rates[rates["head"] > 0].assign(percent=rates["aer"] * 100)
-    figures: dict[str, Figure] = {
-        "by_layer": Heatmaps(
-            table=layers.replace({"method": _METHODS}),
-            panel="setting",
-            row="layer",
-            column="method",
-            values={"percent": ""},
-            panel_titles=_SETTINGS,
-            value_label="alignment error rate (%)",
-            limits=(0.0, 100.0),
-            numbered=True,
-            caption=(
-                "Alignment error rate of each layer by weights and by vector norms; lower is better. "
-                "With output: the row in which a word is predicted; with input: the row in which it is read. Where vectors "
-                "have a lower rate than weights, what heads contribute aligns words better than where they attend."
-            ),
-        ),
-        "norm_and_aer": Scatter(
-            table=heads[heads["method"] == "attn_n"],
-            x="mean_norm",
-            y="percent",
-            panel="setting",
-            panel_titles=_SETTINGS,
-            x_label="mean ‖αf(x)‖ of a head",
-            y_label="alignment error rate (%)",
-            caption=(
-                "One point per head: its mean norm and its alignment error rate. If the points fall towards the right, "
-                "heads with large norms align well."
-            ),
-        ),
-    }
-    if maps is not None:
-        figures |= {f"map_{row}": _map(row, maps[maps["row"] == row], layers) for row in maps["row"].unique().tolist()}
-    return figures
-
-
-def _map(row: int, maps: pd.DataFrame, layers: pd.DataFrame) -> WordMaps:
-    """The maps of one sentence pair, each method in its best layer and setting."""
-    titles, panels = {}, []
-    for method, title in _METHODS.items():
-        rates = layers[layers["method"] == method]
-        best = rates.iloc[rates["aer"].argmin()]
-        in_best = (
-            (maps["method"] == method)
-            & (maps["setting"] == best["setting"])
-            & (maps["layer"] == best["layer"])
-            & (maps["head"] == 0)
-        )
-        panels.append(maps[in_best])
-        titles[method] = f"{title}, layer {best['layer']}, {_SETTINGS[str(best['setting'])]}"
-    table = pd.concat(panels)
-    frames = [
-        words
-        for kind, words in (
-            ("sure", "Frames mark the reference's links"),
-            ("possible", "dashed frames mark links that are only possible"),
-        )
-        if (table["gold"] == kind).any()
-    ]
-    marked = "; ".join(frames)
-    return WordMaps(
-        table=table,
-        panel="method",
-        panel_titles=titles,
-        row="target",
-        row_label="target_word",
-        column="source",
-        column_label="source_word",
-        value="value",
-        frame="gold",
-        caption=(
-            f"Row {row} of the corpus: what each target word receives from each source word, by each method in its best "
-            f"layer.{f' {begun(marked)}.' if marked else ''}"
-        ),
-    )
 
 
 def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -433,7 +409,10 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
                 f"each in its best layer; averaged over layers, {means[0]} and {means[1]}."
             )
             sentences.append(Sentence(text, figure="by_layer", table="aer"))
-    others = [f"{brief_share(value)} by {name}" for name, value in by_axes("<aligner>/aer", metrics).items()]
+    others = [
+        f"{brief_share(value)} by {METHOD.titles.get(name, name)}"
+        for name, value in by_axes("<aligner>/aer", metrics).items()
+    ]
     if others:
         text = f"On the same pairs, the alignment error rate is {enumeration(others)}."
         sentences.append(Sentence(text, table="aer"))

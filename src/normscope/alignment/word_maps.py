@@ -7,20 +7,11 @@ sentence has the largest.
 Source: Kobayashi et al. 2020, section 5.
 """
 
-import enum
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-
-class Setting(enum.StrEnum):
-    """Which row of a decoder's attention belongs to a target token."""
-
-    AWO = "awo"
-    """Alignment with output: the row in which the token is predicted."""
-    AWI = "awi"
-    """Alignment with input: the row in which the token is read."""
+from normscope.analyses.declarations.alignment import Setting
 
 
 def row_words(words: Int[Tensor, "batch query"], setting: Setting) -> Int[Tensor, "batch query"]:
@@ -30,7 +21,7 @@ def row_words(words: Int[Tensor, "batch query"], setting: Setting) -> Int[Tensor
         words: The word of the token predicted in each row, −1 for none.
         setting: Which row belongs to a token; it is read one row after it is predicted.
     """
-    if setting is Setting.AWO:
+    if setting is Setting.awo:
         return words
     return torch.cat([torch.full_like(words[:, :1], -1), words[:, :-1]], dim=1)
 

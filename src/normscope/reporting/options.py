@@ -126,6 +126,8 @@ class RecipeOptions(Options):
     """Name of the preset."""
     paper: str | None = None
     """Folder in `experiments/` whose published numbers the metrics are compared with."""
+    data: list[str] = field(default_factory=list)
+    """Names of the paper's data (`dataset.name`); a run on other data says so first."""
 
 
 PAGE = 6.9

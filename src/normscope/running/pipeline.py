@@ -167,12 +167,24 @@ def _locked(options: RunOptions, folder: Path, group: ProcessGroup, *, fresh: bo
         check(options)
         if options.recipe.paper is not None:
             file_of(options.recipe.paper)  # fail before the run if it is missing
+            if group.is_main and (other := _on_other_data(options)):
+                say(other)
         results = RunFolder(folder, resumed=options.resume is not None, fresh=fresh) if group.is_main else None
     try:
         yield results
     finally:
         if results is not None:
             results.release() if results.begun else results.abandon()
+
+
+def _on_other_data(options: RunOptions) -> str:
+    """That a paper's preset is run on other data than the paper's; empty if not."""
+    recipe, name = options.recipe, options.dataset.name or options.dataset.path or options.dataset.kind
+    if name in recipe.data or not (recipe.data or options.dataset.kind is DatasetKind.sample):
+        return ""
+    own = f" ({' or '.join(recipe.data)})" if recipe.data else ""
+    where = f"experiments/{recipe.paper}/README.md"
+    return f"{recipe.name}: {name} is not the paper's data{own}, so no number need be the paper's; see {where}"
 
 
 def _save(run: Run, folder: RunFolder) -> Result:

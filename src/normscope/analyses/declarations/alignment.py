@@ -6,12 +6,23 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
+from omegaconf import II
+
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo, RunSettings
 from normscope.analyses.papers import KOBAYASHI_2020
-from normscope.config.rules import OWN, Expected, FilePath, Options
+from normscope.config.rules import OWN, Count, Expected, FilePath, Options, Seed, Share
 from normscope.errors import InputError
 from normscope.results.axes import HEAD, LAYER, STREAM
 from normscope.results.declare import Axis, Column, Published, Rollup, Table, Where, at_largest, at_smallest, unitless
+
+
+class Setting(enum.StrEnum):
+    """Which row of a decoder's attention belongs to a target token."""
+
+    awo = "awo"
+    """Alignment with output: the row in which the token is predicted."""
+    awi = "awi"
+    """Alignment with input: the row in which the token is read."""
 
 
 class WordsAre(enum.StrEnum):
@@ -50,6 +61,16 @@ class AlignmentOptions(AnalysisConfig):
     """Alignments of other aligners: NAME: FILE, or NAME: {path: FILE, base: 0, direction: source-target}."""
     sentences: list[int] = dataclasses.field(default_factory=list)
     """Rows of the corpus, from 1, whose maps are drawn; by default, the first three."""
+    setting: Setting | None = None
+    """Whether maps are drawn of alignment with output (`awo`) or with input (`awi`); by default, the one in which vectors align
+    better in their best layer."""
+    smoothgrad: Count | None = None
+    """Align by gradients as well, with so many noisy copies of each source (SmoothGrad as in Ding et al. 2019, who take 30). It
+    takes a pass back through the model for each target word: minutes for 500 pairs on a GPU, hours without one."""
+    noise: Share = 0.15
+    """Standard deviation of this noise, as a share of the range of the values of a sentence's embeddings."""
+    seed: Seed = II("seed")
+    """Seed of this noise."""
 
     def validate(self, run: RunSettings) -> None:
         """Check that the run has cross-attention to align by and links to compare with.
@@ -67,13 +88,19 @@ class AlignmentOptions(AnalysisConfig):
                 "for dataset=parallel"
             )
         for name in self.baselines or {}:
-            if not re.fullmatch(r"[\w.+-]+", str(name)) or name in ("attn_w", "attn_n"):
+            if not re.fullmatch(r"[\w.+-]+", str(name)) or name in METHOD.titles:
                 raise InputError(
-                    f"analysis.alignment.baselines.{name}: expected a name of letters, digits, _, ., + and -"
+                    f"analysis.alignment.baselines.{name}: expected a name of letters, digits, _, ., + and -, and none of "
+                    f"{', '.join(METHOD.titles)}"
                 )
 
 
-METHOD = Axis("method", "`attn_w`: weights; `attn_n`: vector norms.", titles={"attn_w": "weights", "attn_n": "vectors"})
+SMOOTHGRAD = "smoothgrad"
+METHOD = Axis(
+    "method",
+    "`attn_w`: weights; `attn_n`: vector norms.",
+    titles={"attn_w": "weights", "attn_n": "vectors", SMOOTHGRAD: "SmoothGrad"},
+)
 SETTING = Axis(
     "setting",
     "`awo`: alignment with output; `awi`: alignment with input.",
@@ -141,7 +168,7 @@ PUBLISHED = Published(
             rows=(
                 LAYER.but("Layer, from 1; 0 for other aligners."),
                 _HEAD,
-                METHOD.but(f"{METHOD.meaning} Otherwise the name of another aligner."),
+                METHOD.but(f"{METHOD.meaning} Otherwise `smoothgrad`, or the name of another aligner."),
                 SETTING.but(f"{SETTING.meaning} `none` for other aligners."),
             ),
             per="layer, head, method and setting, and one per other aligner",
@@ -155,7 +182,12 @@ PUBLISHED = Published(
             },
         ),
         "links": Table(
-            rows=(_ROW, LAYER, METHOD, SETTING),
+            rows=(
+                _ROW,
+                LAYER.but("Layer, from 1; 0 for SmoothGrad, which has none."),
+                METHOD.but(f"{METHOD.meaning} Also `smoothgrad`."),
+                SETTING.but(f"{SETTING.meaning} `none` for SmoothGrad."),
+            ),
             values={"links": Column("The links in Pharaoh format, `source-target`, from 0.", kind="text")},
         ),
         "maps": Table(
@@ -181,6 +213,7 @@ PUBLISHED = Published(
                     unit=f"{STREAM} for `attn_n`",
                 ),
                 "gold": Column("Whether the reference has the link: `sure`, `possible` or `none`.", kind="text"),
+                "link": Column("Whether the target word is aligned with the source word by this map.", kind="truth"),
             },
         ),
     },
