@@ -94,6 +94,8 @@ class AnalysisContext:
     """Number of dimensions of the hidden vectors; by default, that of the blocks."""
     depth: int = 0
     """Number of layers of the model."""
+    weights_sha256: str | None = None
+    """Digest of the weight files; None for random weights and for a model that was in memory already."""
     observed: ObservedStack | None = None
     """The base model, for passes of the analysis's own."""
     own_embedder: Callable[[], Embedder] = lambda: Embedder(Pooling.mean)
