@@ -219,7 +219,8 @@ def conclude(run: Run) -> Result:
     result = joined(parts, run.plan.model.layers)
     batching = [note] if (note := run.plan.encoder.batching.note) else []
     notes = list(dict.fromkeys([*_lost(run), *result.notes, *batching]))
-    return with_published(dataclasses.replace(result, notes=notes, config={**plain(run.plan.options), "resume": None}))
+    result = dataclasses.replace(result, notes=notes, config={**plain(run.plan.options), "resume": None})
+    return with_published(result, run.plan.model.weights_sha256)
 
 
 def _lost(run: Run) -> list[str]:
