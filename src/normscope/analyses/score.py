@@ -427,8 +427,8 @@ def _weights_figure(table: pd.DataFrame) -> Lines:
         panel_titles=_READINGS,
         y_label="α, mean over queries and heads",
         caption=(
-            "Attention weight by layer and category of the key. Left, what all keys of a category receive together: a category "
-            "with many keys adds up to much. Right, what one key receives on average."
+            "Attention weight by layer and category of the key: what all keys of a category in a text receive together, and "
+            "what one of them receives. Many keys that receive little each can receive much together."
         ),
     )
 
@@ -477,7 +477,7 @@ def sentences_of(
     outliers: Sequence[int] = (),
     favoured: Mapping[int, Mapping[str, Sequence[int]]] | None = None,
 ) -> list[Sentence]:
-    """How few dimensions explain the scores, what the outliers favour, their share, and the effect of removing them.
+    """What the outliers favour, how few dimensions explain the scores, the outliers' share, and the effect of removing them.
 
     Args:
         metrics: Numbers by name; missing ones are skipped.
@@ -485,9 +485,7 @@ def sentences_of(
         favoured: By outlier dimension and category of the key, the layers in which it favours the category most; None if that
             is not known.
     """
-    sentences = _concentrated(metrics)
-    if favoured is not None:
-        sentences.append(_favours(favoured))
+    sentences = [*([] if favoured is None else [_favours(favoured)]), *_concentrated(metrics)]
     if metrics.get("share_of_outliers/mean"):  # exactly 0 if there are no outliers
         share = brief_share(metrics["share_of_outliers/mean"])
         named = f" ({enumeration([str(dimension) for dimension in outliers])})" if outliers else ""
