@@ -94,8 +94,6 @@ class AnalysisContext:
     """Number of dimensions of the hidden vectors; by default, that of the blocks."""
     depth: int = 0
     """Number of layers of the model."""
-    weights_sha256: str | None = None
-    """Digest of the weight files; None for random weights and for a model that was in memory already."""
     observed: ObservedStack | None = None
     """The base model, for passes of the analysis's own."""
     own_embedder: Callable[[], Embedder] = lambda: Embedder(Pooling.mean)
@@ -110,6 +108,8 @@ class AnalysisContext:
     """The options of all analyses, enabled or not."""
     resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The resources that the analysis requires, by name."""
+    weights_sha256: str | None = None
+    """Digest of the weight files; None for random weights and for a model that was in memory already."""
 
     def options_of(self, kind: type[C]) -> C:
         """The options of another analysis whose definitions this one shares, or its defaults."""

@@ -53,7 +53,8 @@ class HiddenMoments:
         categories: Token categories to keep apart. The last group is always all tokens.
 
     Raises:
-        InputError: If the dimensions that are set have one that the model does not have.
+        InputError: If the dimensions that are set have one that the model does not have, or known ones come without the
+            weights that have them.
     """
 
     def __init__(self, context: AnalysisContext, categories: list[str]) -> None:
@@ -124,8 +125,12 @@ class HiddenMoments:
 def _origin(options: OutliersOptions, weights_sha256: str | None) -> Origin:
     if options.dimensions is not None:
         return Origin.given
-    known = options.known is not None and weights_sha256 in (options.known_for or ())
-    return Origin.known if known else Origin.detected
+    if (options.known is None) != (options.known_for is None):
+        given, missing = ("known", "known_for") if options.known_for is None else ("known_for", "known")
+        raise InputError(
+            f"analysis.outliers.{given}={getattr(options, given)}: expected analysis.outliers.{missing} beside it, got null"
+        )
+    return Origin.known if weights_sha256 in (options.known_for or ()) else Origin.detected
 
 
 def _sums(

@@ -63,13 +63,14 @@ class OutliersAnalysis(Analysis):
             layer=layers,
             dimension=range(self.context.model),
         )
+        places = {j: numbered(np.flatnonzero(summary.is_outlier[:, j].numpy()).tolist()) for j in outliers}
         share = summary.is_outlier.double().mean(dim=0)
         by_category = self._by_category(summary, layers)
         tables = {
             "model": pd.DataFrame(
                 {
                     "dimension": outliers,
-                    "layers": [numbered(np.flatnonzero(summary.is_outlier[:, j].numpy()).tolist()) for j in outliers],
+                    "layers": list(places.values()),
                     "share_of_layers": share[outliers].numpy(),
                     "largest_score": summary.scores[:, outliers].abs().amax(dim=0).numpy(),
                 }
@@ -84,7 +85,7 @@ class OutliersAnalysis(Analysis):
             metrics=rolled.metrics,
             sentences=sentences_of(
                 rolled.metrics,
-                layers=tables["model"].set_index("dimension")["layers"].to_dict(),
+                layers=places,
                 origin=self._moments.origin,
             ),
             curves=rolled.curves,

@@ -6,10 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from normscope.analyses.info import AnalysisConfig, AnalysisInfo, RunSettings
+from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import MARUTA_2024
 from normscope.config.rules import AboveZero, Expected, SomeOf
-from normscope.errors import InputError
 from normscope.results.axes import CATEGORY_OF_TOKEN, DIMENSION, LAYER, TOKENS, in_stream
 from normscope.results.declare import Column, Published, Rollup, Table
 
@@ -40,18 +39,6 @@ class OutliersOptions(AnalysisConfig):
     """The outlier dimensions that a paper names, for the weights of `known_for`."""
     known_for: SomeOf[Digest] | None = None
     """SHA-256 of the weight files that have the dimensions `known`; those of other weights are detected."""
-
-    def validate(self, _run: RunSettings) -> None:
-        """Check that known dimensions come with the weights that have them.
-
-        Raises:
-            InputError: If one of the two is missing.
-        """
-        if (self.known is None) != (self.known_for is None):
-            given, missing = ("known", "known_for") if self.known_for is None else ("known_for", "known")
-            raise InputError(
-                f"analysis.outliers.{given}={getattr(self, given)}: expected analysis.outliers.{missing} beside it, got null"
-            )
 
 
 _STREAM = LAYER.but("Layer of the hidden vectors, from 0, the output of the embeddings.")
