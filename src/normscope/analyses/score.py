@@ -316,7 +316,7 @@ def _by_category(contributions: pd.DataFrame, concentration: pd.DataFrame, outli
     deviation = concentration.set_index(["layer", "head"])["variance"].pow(0.5).unstack("head")
     advantage = pd.Series(np.nan, wide.index)
     if ALL in wide.index.get_level_values("category"):
-        of_all = wide.xs(ALL, level="category").reindex(wide.index.droplevel(["category"]))
+        of_all = wide.xs(ALL, level="category").reindex(wide.reset_index("category").index)
         scale = deviation[deviation > 0].reindex(wide.index.get_level_values("layer"))
         advantage = ((wide - of_all.to_numpy()) / scale.to_numpy()).mean(axis=1)
     return wide.add_prefix("head_").assign(advantage=advantage).reset_index().astype({"category": object})
