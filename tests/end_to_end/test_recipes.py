@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from normscope.config.schema import plain
-from normscope.reporting.published import PAPERS, compare
+from normscope.reporting.published import PAPERS, compare, with_published
 from normscope.reporting.terminal import show_comparison
+from normscope.results.result import Result
 from tests.contract.test_configs import composed
 from tests.end_to_end.shell import ROOT, run_here
 
@@ -23,6 +24,7 @@ RECIPES = sorted(path.stem for path in (ROOT / "conf/experiment").glob("*.yaml")
 BY_HAND = {"kobayashi2024", "decompx2023", "clark2019", "gu2025_sinks", "sun2024_massive"}
 MASKED = [name for name in RECIPES if "alignment" not in name and name not in BY_HAND]
 BERT = "google-bert/bert-base-uncased"
+MINILM = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
 def published(paper: str) -> list[dict]:
@@ -36,7 +38,7 @@ def test_a_preset_runs_on_another_model_and_says_what_differs(capsys, monkeypatc
     arguments = [f"experiment={name}", f"model.name={saved_model}", "dataset.limit=6", "tracking=disabled"]
     outcome = run_here(capsys, monkeypatch, *arguments, f"output_dir={folder}")
     assert outcome.status == 0, outcome.err
-    if name.startswith("maruta"):  # about dimensions and heads that the model does not have
+    if name.startswith("maruta"):  # about places in other weights
         assert "this run has measured none of the published numbers of maruta2024" in outcome.err
         assert not (folder / "tables/comparison.parquet").exists()
         return
@@ -112,7 +114,7 @@ def test_a_number_stands_beside_the_published_one_whose_conditions_are_the_close
     ]
     (tmp_path / "nobody2000/published.yaml").write_text(yaml.safe_dump(groups))
     monkeypatch.setattr("normscope.reporting.published.PAPERS", tmp_path)
-    config = {"model": {"name": "mine"}, "dataset": {"name": "b"}, "level": "token"}
+    config = {"model": {"name": "mine", "random_init": False}, "dataset": {"name": "b"}, "level": "token"}
     table = compare("nobody2000", {"x": 0.0, "y": 0.0, "z": 5.05}, {}, config)
     rows = table[["metric", "published", "within", "differs_in", "source"]].to_numpy().tolist()
     assert rows == [
@@ -166,11 +168,11 @@ def test_sinks_and_massive_activations_of_the_papers_models(recipe, model, measu
     assert other["metric"].tolist() == list(values)
 
 
-def test_a_published_table_is_compared_cell_by_cell():
+def test_a_published_table_is_compared_cell_by_cell(capsys):
     """Table 1 of M24 as if measured, except for one cell."""
     options = composed("experiment=maruta2024", "dataset=stsb", "dataset.path=dev.csv")
     assert (options.model.name, options.dataset.name) == (BERT, "stsb")
-    [group] = published("maruta2024")
+    *_, group = published("maruta2024")
     cells = [
         row["at"] | {"head": head, "mean": value}
         for row in group["rows"]
@@ -178,13 +180,47 @@ def test_a_published_table_is_compared_cell_by_cell():
     ]
     table = pd.DataFrame(cells)
     table.loc[7, "mean"] += 2.0
-    comparison = compare("maruta2024", {}, {"score_contributions": table}, plain(options))
+    tables, bert = {"score_contributions": table}, group["weights"][0]
+    comparison = compare("maruta2024", {}, tables, plain(options), bert)
     assert not comparison["differs_in"].any()
     assert len(comparison) == 24 * 12
     assert comparison["within"].sum() == 24 * 12 - 1
     wrong = comparison[~comparison["within"]].iloc[0]
     assert wrong["metric"] == "score_contributions layer=2 dimension=308 category=cls head=8"
     assert wrong["published"] == 10.7
+    show_comparison(comparison)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "287 of 288 within 0.3 to 2.54; the 10 farthest from the published ones" in printed
+    assert printed.count("contribution to the score (") == 10
+    assert "contribution to the score (layer 2, 12.7000 10.7000 2.0000 False dimension 308, [CLS], head 8)" in printed
+
+
+@pytest.mark.parametrize(("model", "digest"), [("bert", None), ("minilm", MINILM), ("/data/tuned", "a" * 64)])
+def test_a_dimension_of_other_weights_is_not_compared(model, digest):
+    """Whatever the model is called: a dimension of the same number is another dimension."""
+    options = composed("experiment=maruta2024", f"model.name={model}", "dataset=stsb", "dataset.path=dev.csv")
+    table = pd.DataFrame({"layer": [2], "dimension": [308], "category": ["cls"], "head": [1], "mean": [11.9]})
+    measured = {"outliers/308/share_of_layers": 1.0}
+    tables = {"score_contributions": table}
+    assert compare("maruta2024", measured, tables, plain(options), digest).empty
+    result = with_published(Result(tables=tables, metrics=measured, config=plain(options), notes=["a"]), digest)
+    assert set(result.tables) == {"score_contributions"}
+    assert result.notes == [
+        "a",
+        *(
+            f"not compared with Maruta & Matsuzaki 2024, {where}: dimensions and heads are places in the paper's weights, and "
+            "these are others"
+            for where in ("section 2.1", "Table 1, mean contributions by category of the key")
+        ),
+    ]
+    for same in options.analysis.outliers.known_for:  # also in a folder of another name
+        assert compare("maruta2024", measured, tables, plain(options), same)["within"].tolist() == [True, True]
+
+
+def test_no_number_of_a_paper_is_about_random_weights():
+    options = composed("experiment=kobayashi2020_weights_and_norms", "model.random_init=true", "dataset.name=wikipedia")
+    comparison = compare("kobayashi2020", {"norms/spearman/cls": -0.34}, {}, plain(options))
+    assert comparison["differs_in"].tolist() == ["model.random_init"]
 
 
 @pytest.mark.parametrize("name", [name for name in MASKED if name.startswith("kobayashi")])
@@ -194,7 +230,7 @@ def test_the_papers_model_and_data_are_compared(name):
     assert options.model.name == BERT
     assert options.dataset.max_length == 128
     config = {
-        "model": {"name": BERT},
+        "model": {"name": BERT, "random_init": False},
         "dataset": {"name": "wikipedia", "mask_fraction": options.dataset.mask_fraction},
         "level": "token",
     }

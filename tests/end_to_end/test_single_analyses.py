@@ -31,6 +31,14 @@ def test_a_dimension_out_of_range_names_the_range(run, tmp_path, dimensions):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.spread(1)
+@pytest.mark.parametrize(("given", "missing"), [("known=[3]", "known_for"), (f"known_for=[{'a' * 64}]", "known")])
+def test_known_dimensions_come_with_the_weights_that_have_them(run, given, missing):
+    outcome, _ = run("analysis=score", f"analysis.outliers.{given}")
+    assert outcome.status == 2
+    assert f"analysis.outliers.{given}: expected analysis.outliers.{missing} beside it, got null" in outcome.said
+
+
 @pytest.mark.slow
 def test_a_hundred_and_thirty_custom_categories(run, tokenizer):
     vocabulary = sorted(tokenizer.get_vocab())  # it comes in any order

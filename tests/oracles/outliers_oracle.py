@@ -8,6 +8,7 @@ import pytest
 import scipy.stats
 
 from normscope.analyses.declarations.outliers import OutlierCriterion, OutliersOptions
+from normscope.analyses.hidden_moments import Origin
 from normscope.results.result import Result
 from tests.oracles.comparison import Expected, Picture, assert_published, said, table
 from tests.oracles.specimens import Specimen, made, reported
@@ -54,8 +55,16 @@ def expected(specimen: Specimen, categories: Sequence[str], options: OutliersOpt
     share = is_outlier.mean(axis=0)
     model = table(
         ["dimension"],
-        [{"dimension": j, "share_of_layers": share[j], "largest_score": np.abs(scores[:, j]).max()} for j in outliers],
-        ["share_of_layers", "largest_score"],
+        [
+            {
+                "dimension": j,
+                "layers": spans([layer for layer in layers if is_outlier[layer, j]]),
+                "share_of_layers": share[j],
+                "largest_score": np.abs(scores[:, j]).max(),
+            }
+            for j in outliers
+        ],
+        ["layers", "share_of_layers", "largest_score"],
     )
     metrics = {"count": len(outliers)} | {f"{j}/share_of_layers": share[j] for j in outliers}
     return Expected(
@@ -64,7 +73,7 @@ def expected(specimen: Specimen, categories: Sequence[str], options: OutliersOpt
         curves={f"mean/{j}": {layer: hidden[layer, :, j].mean() for layer in layers} for j in outliers},
         figures=_figures(every, by_category, outliers),
         summary=_summary(model),
-        sentences=said("outliers", metrics, given=options.dimensions is not None),
+        sentences=said("outliers", metrics, layers=model["layers"].to_dict(), origin=origin(options)),
         notes=[f"outlier dimensions: {criterion(specimen, options)}"],
     )
 
@@ -78,16 +87,34 @@ def find(specimen: Specimen, options: OutliersOptions) -> tuple[np.ndarray, np.n
         middle = np.median(means, axis=1, keepdims=True)
         scores = (means - middle) / scipy.stats.median_abs_deviation(means, axis=1, scale="normal")[:, None]
     is_outlier = np.abs(scores) > options.threshold
-    if options.dimensions is not None:
-        return scores, is_outlier, sorted(set(options.dimensions))
+    if origin(options) is not Origin.detected:
+        return scores, is_outlier, sorted(set(options.dimensions or options.known))
     share = is_outlier.mean(axis=0)
     return scores, is_outlier, [j for j, part in enumerate(share) if part >= options.share and part > 0]
+
+
+def origin(options: OutliersOptions) -> Origin:
+    """Where the outlier dimensions come from: what is set by hand comes first, and what is known holds for WEIGHTS alone."""
+    if options.dimensions is not None:
+        return Origin.given
+    return Origin.known if WEIGHTS in (options.known_for or []) else Origin.detected
+
+
+def spans(layers: Sequence[int]) -> str:
+    """Layers as people write them: `0–2`, or `0, 2` with fewer than three in a row."""
+    text = ", ".join(map(str, layers))
+    for first in range(4):
+        for last in range(3, first + 1, -1):
+            text = text.replace(", ".join(map(str, range(first, last + 1))), f"{first}–{last}")
+    return text
 
 
 def criterion(specimen: Specimen, options: OutliersOptions) -> str:
     """What makes a dimension an outlier, in words."""
     if options.dimensions is not None:
         return "those of analysis.outliers.dimensions"
+    if origin(options) is Origin.known:
+        return "2 and 7, which are known for these weights (analysis.outliers.known)"
     unit = {
         "sigma": "standard deviations from the mean",
         "mad": "median absolute deviations (× 1.4826) from the median",
@@ -106,8 +133,8 @@ def _hidden(specimen: Specimen) -> tuple[np.ndarray, np.ndarray]:
 
 def _summary(model: pd.DataFrame) -> pd.DataFrame:
     """The ten that are farthest from the others."""
-    shown = model.assign(share_of_layers=model["share_of_layers"] * 100).sort_values("largest_score")[-10:]
-    return shown.set_axis(["% of layers", "largest distance"], axis="columns")
+    shown = model.sort_values("largest_score")[-10:][["layers", "largest_score"]]
+    return shown.set_axis(["layers", "largest distance"], axis="columns")
 
 
 def _figures(every: pd.DataFrame, by_category: pd.DataFrame, outliers: Sequence[int]) -> dict[str, Picture]:
@@ -139,11 +166,17 @@ def everything() -> Result:
     return bert.findings("outliers", options, [1, 2], reported(bert), options=[options])
 
 
+WEIGHTS = "a" * 64
+"""Digest of the specimens' weights."""
+
 OUTLIERS = {
     "sigma": OutliersOptions(threshold=1.5),
     "mad": OutliersOptions(criterion=OutlierCriterion.mad, threshold=2.5, share=0.3),
     "given": OutliersOptions(dimensions=[7, 2, 7]),
     "none": OutliersOptions(threshold=100.0),
+    "known": OutliersOptions(threshold=1.5, known=[7, 2], known_for=["b" * 64, WEIGHTS]),
+    "known for other weights": OutliersOptions(threshold=1.5, known=[7, 2], known_for=["b" * 64]),
+    "known and given": OutliersOptions(dimensions=[3], known=[7, 2], known_for=[WEIGHTS]),
 }
 
 
@@ -153,7 +186,8 @@ OUTLIERS = {
 def test_outliers(any_specimen, options, categories):
     chosen = OUTLIERS[options]
     categories = reported(any_specimen, categories)
-    findings = any_specimen.findings("outliers", chosen, [2], categories, options=[chosen])
+    more = {"options": [chosen], "weights_sha256": WEIGHTS}
+    findings = any_specimen.findings("outliers", chosen, [2], categories, **more)
     assert_published(findings, expected(any_specimen, categories, chosen))
 
 
@@ -162,20 +196,29 @@ CASES = [
         {"count": 0.0},
         ["The model has no outlier dimensions: no hidden dimension is an outlier in enough layers."],
     ),
-    ({"count": 0.0}, {"given": True}, ["The model has no outlier dimensions: no dimension is set."]),
+    ({"count": 0.0}, {"origin": Origin.given}, ["The model has no outlier dimensions: no dimension is set."]),
     (
-        {"count": 1.0, "7/share_of_layers": 0.0},
-        {"given": True},
-        ["1 outlier dimension is set by hand: 7 (an outlier in 0% of the layers)."],
+        {"count": 1.0},
+        {"layers": {7: ""}, "origin": Origin.given},
+        ["1 outlier dimension is set by hand: 7 (an outlier in no layer)."],
     ),
     (
-        {"count": 2.0, "7/share_of_layers": 0.5, "31/share_of_layers": 1.0},
-        {"given": True},
-        ["2 outlier dimensions are set by hand: 7 (an outlier in 50% of the layers) and 31 (100%)."],
+        {"count": 2.0},
+        {"layers": {7: "0, 2", 31: "0–12"}, "origin": Origin.given},
+        ["2 outlier dimensions are set by hand: 7 (an outlier in layers 0, 2) and 31 (in layers 0–12)."],
     ),
-    ({"count": 1.0, "7/share_of_layers": 0.5}, ["The model has 1 outlier dimension: 7 (in 50% of the layers)."]),
     (
-        {"count": 2.0, "7/share_of_layers": 0.5, "31/share_of_layers": 1.0},
-        ["The model has 2 outlier dimensions: 7 (in 50% of the layers) and 31 (100%)."],
+        {"count": 3.0},
+        {"layers": {180: "10–12", 308: "0–12", 381: ""}, "origin": Origin.known},
+        [
+            "3 outlier dimensions are known for these weights: 180 (an outlier in layers 10–12), 308 (in layers 0–12) and 381 "
+            "(in no layer)."
+        ],
+    ),
+    ({"count": 1.0}, {"layers": {7: "12"}}, ["The model has 1 outlier dimension: 7 (in layer 12)."]),
+    (
+        {"count": 2.0},
+        {"layers": {7: "3", 31: "0–12"}},
+        ["The model has 2 outlier dimensions: 7 (in layer 3) and 31 (in layers 0–12)."],
     ),
 ]

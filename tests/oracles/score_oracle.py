@@ -10,6 +10,7 @@ import pytest
 
 from normscope.analyses.declarations.outliers import OutliersOptions
 from normscope.analyses.declarations.score import ScoreOptions
+from normscope.analyses.score import favoured
 from normscope.results.result import Result
 from tests.oracles import outliers_oracle
 from tests.oracles.activations import Sequence_, softmax
@@ -30,7 +31,9 @@ def expected(
     """Everything that the score analysis publishes."""
     scores, _, outliers = outliers_oracle.find(specimen, outliers_options)
     means, concentration = _pairs(specimen, layers, categories), _concentration(specimen, layers, outliers)
-    tables = {"contributions": means, "concentration": concentration}
+    tables = {"weights": _weights(specimen, layers, categories), "contributions": means, "concentration": concentration}
+    if outliers:
+        tables["by_category"] = _by_category(specimen, layers, categories, outliers)
     criterion = outliers_oracle.criterion(specimen, outliers_options)
     notes = [f"outlier dimensions: {criterion}" if outliers else f"no outlier dimensions: {criterion}"]
     if len(outliers) > 8 and options.interventions:
@@ -47,7 +50,12 @@ def expected(
         curves=_curves(concentration),
         figures=_figures(tables, outliers),
         summary=_summary(tables, reported),
-        sentences=said("score", metrics, outliers if len(outliers) <= 8 else ()),
+        sentences=said(
+            "score",
+            metrics,
+            outliers if len(outliers) <= 8 else (),
+            _favoured(tables["by_category"]) if 0 < len(outliers) <= 8 else None,
+        ),
         notes=notes,
     )
 
@@ -68,6 +76,80 @@ def _pairs(specimen: Specimen, layers: Sequence[int], categories: Sequence[str])
             place = {"layer": layer, "head": head + 1, "category": category, "dimension": j}
             means.append(place | {"mean": parts[head, :, j].mean()})
     return table(["layer", "head", "category", "dimension"], means)
+
+
+def _weights(specimen: Specimen, layers: Sequence[int], categories: Sequence[str]) -> pd.DataFrame:
+    """Every weight of every sequence: summed over a category's keys, and key by key."""
+    rows = []
+    for layer, category in itertools.product(layers, categories):
+        together, single = [], []
+        for sequence in specimen.sequences:
+            keys = (specimen.categories(sequence) == category) | (category == "all")
+            of_keys = sequence.blocks[layer - 1].alpha[..., keys]  # head query key
+            together.append(of_keys.sum(axis=-1).mean())
+            if keys.any():
+                single.append(of_keys.mean())
+        if single:
+            place = {"layer": layer, "category": category}
+            rows.append(place | {"sum": np.mean(together), "one_key": np.mean(single)})
+    return table(["layer", "category"], rows)
+
+
+def _by_category(
+    specimen: Specimen, layers: Sequence[int], categories: Sequence[str], outliers: Sequence[int]
+) -> pd.DataFrame:
+    """Means of C_j over all pairs, one head beside the other, and how far they are from those of all keys."""
+    rows = []
+    for layer in layers:
+        blocks = [(sequence.blocks[layer - 1], specimen.categories(sequence)) for sequence in specimen.sequences]
+        heads = range(len(blocks[0][0].contributions))
+        deviations = [
+            np.mean(
+                [
+                    (block.contributions[head, query, seen].sum(axis=-1) + block.key_bias_part[head, query, seen]).var()
+                    for block, _ in blocks
+                    for query, seen in enumerate(block.visible)
+                ]
+            )
+            ** 0.5
+            for head in heads
+        ]
+
+        def means(j: int, category: str, blocks: Any = blocks, heads: Sequence[int] = heads) -> list[float]:
+            pairs = [block.visible & ((of_key == category) | (category == "all")) for block, of_key in blocks]
+            return [
+                np.concatenate(
+                    [block.contributions[head, seen, j] for (block, _), seen in zip(blocks, pairs, strict=True)]
+                ).mean()
+                for head in heads
+            ]
+
+        for j, category in itertools.product(outliers, categories):
+            if not any(((of_key == category) | (category == "all")).any() for _, of_key in blocks):
+                continue
+            found = means(j, category)
+            beyond = [
+                (one - every) / deviation
+                for one, every, deviation in zip(found, means(j, "all"), deviations, strict=True)
+            ]
+            place = {"layer": layer, "dimension": j, "category": category}
+            columns = {f"head_{head + 1}": mean for head, mean in enumerate(found)}
+            advantage = np.mean(beyond) if "all" in categories else np.nan
+            rows.append(place | columns | {"advantage": advantage})
+    return table(["layer", "dimension", "category"], rows)
+
+
+def _favoured(by_category: pd.DataFrame) -> dict[int, dict[str, list[int]]] | None:
+    """For each layer and dimension the category that is farthest above all keys, if that is at least a tenth."""
+    found: dict[int, dict[str, list[int]]] = {}
+    advantages = by_category["advantage"].drop("all", level="category", errors="ignore").dropna()
+    if not len(advantages):
+        return None
+    for (dimension, layer), of_place in advantages.groupby(["dimension", "layer"]):
+        *_, category = of_place.idxmax()
+        if of_place.max() >= 0.1:
+            found.setdefault(dimension, {}).setdefault(category, []).append(layer)
+    return found
 
 
 def _concentration(specimen: Specimen, layers: Sequence[int], outliers: Sequence[int]) -> pd.DataFrame:
@@ -183,6 +265,8 @@ def _metrics(tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
         "heads_below_half/share": concentration["half"].isna().mean(),
         "heads_below_90_percent/share": concentration["ninety"].isna().mean(),
     }
+    for category, rows in tables["weights"].groupby("category"):
+        metrics |= {f"weights/{category}/{reading}": rows[reading].mean() for reading in ("sum", "one_key")}
     if len(tables.get("intervention", ())):
         together = _together(tables["intervention"]).groupby("category")
         for column in ("before", "after", "change", "controls_mean"):
@@ -206,7 +290,19 @@ def _curves(concentration: pd.DataFrame) -> dict[str, dict[int, float]]:
 def _figures(tables: Mapping[str, pd.DataFrame], outliers: Sequence[int]) -> dict[str, Picture]:
     means = tables["contributions"]["mean"]
     by_place = list(means.items())
-    figures = {}
+    weights = tables["weights"]
+    shown = {*weights.index.get_level_values("category")} - {"all"} or {"all"}
+    readings = {"sum": "all keys of a category", "one_key": "one key of a category"}
+    figures = {
+        "weights": Picture(
+            {
+                (title, category, layer): row[reading]
+                for (layer, category), row in weights.iterrows()
+                for reading, title in readings.items()
+                if category in shown
+            }
+        )
+    }
     if "all" in means.index.get_level_values("category"):
         figures["contributions"] = Picture(
             {(layer, head, j): mean for (layer, head, category, j), mean in by_place if category == "all"},
@@ -392,9 +488,60 @@ CASES = [
         )
     ),
     ({"intervention/cls/before": 0.4}, []),
+    ({"weights/all/one_key": 0.1, "weights/all/sum": 1.0}, []),
+    ({"weights/cls/one_key": 0.1}, []),
+    (
+        {"weights/cls/one_key": 0.482, "weights/cls/sum": 0.482},
+        [
+            "On average over layers, a query gives 48% of its attention weight to one [CLS] token; summed over keys, it gives "
+            "most to [CLS] tokens, 48%."
+        ],
+    ),
+    (
+        {
+            "weights/cls/one_key": 0.38,
+            "weights/cls/sum": 0.38,
+            "weights/sep/one_key": 0.37,
+            "weights/sep/sum": 0.39,
+            "weights/other/one_key": 0.021,
+            "weights/other/sum": 0.42,
+            "weights/all/one_key": 0.05,
+            "weights/all/sum": 1.0,
+        },
+        [
+            "On average over layers, a query gives 38% of its attention weight to one [CLS] token (to any token: 5.0%); summed "
+            "over keys, it gives most to other tokens, 42%."
+        ],
+    ),
+    (
+        {},
+        {"favoured": {381: {"sep": [4, 5, 6]}, 308: {"cls": [2], "sep": [6, 12]}}},
+        [
+            "Of the outlier dimensions, 381 favours [SEP] in layers 4–6; 308 favours [CLS] in layer 2 and [SEP] in layers 6, "
+            "12 (by at least a tenth of the standard deviation of a query's scores)."
+        ],
+    ),
+    (
+        {},
+        {"favoured": {}},
+        [
+            "No outlier dimension favours the keys of a category by at least a tenth of the standard deviation of a query's "
+            "scores."
+        ],
+    ),
 ]
 
 CLAIMS = {
     r"falls from (\S+) to (\S+?)(?:;|\.$)": lambda before, after: after < before,
     r"rises from (\S+) to (\S+?)(?:;|\.$)": lambda before, after: after > before,
 }
+
+
+def test_a_dimension_favours_the_category_that_is_farthest_above_all_keys():
+    """By a tenth of a standard deviation or more; without `all`, nothing is known."""
+    rows = [(4, 7, "cls", 0.1), (4, 7, "sep", 0.3), (5, 7, "cls", 0.1), (5, 7, "sep", 0.09), (6, 7, "cls", 0.0999)]
+    rows += [(layer, 7, "all", 0.0) for layer in (4, 5, 6)] + [(5, 3, "sep", 2.0), (5, 9, "sep", -2.0)]
+    table = pd.DataFrame(rows, columns=["layer", "dimension", "category", "advantage"])
+    assert favoured(table) == {3: {"sep": [5]}, 7: {"sep": [4], "cls": [5]}}
+    assert favoured(table.assign(advantage=np.nan)) is None
+    assert favoured(table[table["category"] == "all"]) is None

@@ -1,6 +1,7 @@
 """Mean and spread of the hidden vectors, dimension by dimension, and which dimensions are outliers."""
 
 import dataclasses
+import enum
 import math
 
 import torch
@@ -15,8 +16,19 @@ from normscope.data.categories import ALL
 from normscope.errors import InputError
 from normscope.maths.outliers import deviation_scores, outlier_dimensions
 from normscope.maths.tensors import cached_rows, lanes
+from normscope.rounding import enumeration
 from normscope.statistics.accumulator import accumulation_device
 from normscope.statistics.mean import Mean
+
+
+class Origin(enum.Enum):
+    """Where the outlier dimensions of a model come from."""
+
+    detected = enum.auto()
+    given = enum.auto()
+    """By hand."""
+    known = enum.auto()
+    """From a paper about the same weights."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +53,8 @@ class HiddenMoments:
         categories: Token categories to keep apart. The last group is always all tokens.
 
     Raises:
-        InputError: If `analysis.outliers.dimensions` has a dimension that the model does not have.
+        InputError: If the dimensions that are set have one that the model does not have, or known ones come without the
+            weights that have them.
     """
 
     def __init__(self, context: AnalysisContext, categories: list[str]) -> None:
@@ -52,11 +65,13 @@ class HiddenMoments:
             context, categories=list(dict.fromkeys([*context.categories, *self.categories]))
         )
         self._rows = [self._counted.categories.index(category) for category in self.categories]
-        given = self._options.dimensions
-        for dimension in given or ():
+        self.origin = _origin(self._options, context.weights_sha256)
+        key = "known" if self.origin is Origin.known else "dimensions"
+        self._set: list[int] | None = None if self.origin is Origin.detected else getattr(self._options, key)
+        for dimension in self._set or ():
             if not 0 <= dimension < context.model:
                 raise InputError(
-                    f"analysis.outliers.dimensions={given}: expected dimensions from 0 to {context.model - 1} (this model's), "
+                    f"analysis.outliers.{key}={self._set}: expected dimensions from 0 to {context.model - 1} (this model's), "
                     f"got {dimension}"
                 )
         self.accumulator = Mean(context.depth + 1, len(self.categories), 2, context.model)
@@ -79,21 +94,24 @@ class HiddenMoments:
         require_finite(mean[:, -1], "the hidden vectors of layer {layer}", range(len(mean)))
         scores = deviation_scores(mean[:, -1], self._options.criterion.value)
         is_outlier = scores.abs() > self._options.threshold
-        given = self._options.dimensions
+        outliers = outlier_dimensions(is_outlier, self._options.share) if self._set is None else self._set
         return HiddenSummary(
             mean=mean,
             deviation=(square - mean.square()).clamp(min=0).sqrt(),
             count=moments.count,
             scores=scores,
             is_outlier=is_outlier,
-            outliers=outlier_dimensions(is_outlier, self._options.share) if given is None else sorted(set(given)),
+            outliers=sorted(set(outliers)),
         )
 
     @property
     def criterion(self) -> str:
         """The definition of an outlier dimension, in words."""
-        if self._options.dimensions is not None:
+        if self.origin is Origin.given:
             return "those of analysis.outliers.dimensions"
+        if self.origin is Origin.known:
+            named = enumeration([str(dimension) for dimension in sorted(self._set or ())])
+            return f"{named}, which are known for these weights (analysis.outliers.known)"
         unit = {
             "sigma": "standard deviations from the mean",
             "mad": "median absolute deviations (× 1.4826) from the median",
@@ -102,6 +120,17 @@ class HiddenMoments:
             f"mean more than {self._options.threshold:g} {unit[self._options.criterion.value]} of the layer's dimensions, in "
             f"at least {self._options.share:.0%} of layers 0 to {self._counted.depth}"
         )
+
+
+def _origin(options: OutliersOptions, weights_sha256: str | None) -> Origin:
+    if options.dimensions is not None:
+        return Origin.given
+    if (options.known is None) != (options.known_for is None):
+        given, missing = ("known", "known_for") if options.known_for is None else ("known_for", "known")
+        raise InputError(
+            f"analysis.outliers.{given}={getattr(options, given)}: expected analysis.outliers.{missing} beside it, got null"
+        )
+    return Origin.known if weights_sha256 in (options.known_for or ()) else Origin.detected
 
 
 def _sums(

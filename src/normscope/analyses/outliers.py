@@ -12,15 +12,15 @@ from torch import Tensor
 
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.declarations.outliers import OUTLIERS, OutlierCriterion, OutliersOptions
-from normscope.analyses.hidden_moments import HiddenMoments, HiddenSummary
+from normscope.analyses.hidden_moments import HiddenMoments, HiddenSummary, Origin
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.models.sites.layout import ModelLayout
 from normscope.results.figures import Figure, Lines, Profiles
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
-from normscope.results.rollups import by_axes, roll_up
-from normscope.rounding import brief_share, enumeration
+from normscope.results.rollups import roll_up
+from normscope.rounding import counted, enumeration, numbered
 from normscope.statistics.tidy import tidy
 
 _PRINTED = 10
@@ -63,12 +63,14 @@ class OutliersAnalysis(Analysis):
             layer=layers,
             dimension=range(self.context.model),
         )
+        places = {j: numbered(np.flatnonzero(summary.is_outlier[:, j].numpy()).tolist()) for j in outliers}
         share = summary.is_outlier.double().mean(dim=0)
         by_category = self._by_category(summary, layers)
         tables = {
             "model": pd.DataFrame(
                 {
                     "dimension": outliers,
+                    "layers": list(places.values()),
                     "share_of_layers": share[outliers].numpy(),
                     "largest_score": summary.scores[:, outliers].abs().amax(dim=0).numpy(),
                 }
@@ -81,7 +83,11 @@ class OutliersAnalysis(Analysis):
         return Result(
             tables=tables,
             metrics=rolled.metrics,
-            sentences=sentences_of(rolled.metrics, given=self.options.dimensions is not None),
+            sentences=sentences_of(
+                rolled.metrics,
+                layers=places,
+                origin=self._moments.origin,
+            ),
             curves=rolled.curves,
             figures=self._figures(dimensions, by_category, outliers),
             summaries={self.info.name: self._summary(tables["model"])},
@@ -105,8 +111,8 @@ class OutliersAnalysis(Analysis):
     def _figures(
         self, dimensions: pd.DataFrame, by_category: pd.DataFrame, outliers: Sequence[int]
     ) -> dict[str, Figure]:
-        given = self.options.dimensions is not None
-        where = "where they can be seen" if given else "in the layers in which they are outliers"
+        detected = self._moments.origin is Origin.detected
+        where = "in the layers in which they are outliers" if detected else "where they can be seen"
         figures: dict[str, Figure] = {
             "dimensions": Profiles(
                 table=dimensions,
@@ -114,7 +120,7 @@ class OutliersAnalysis(Analysis):
                 x="dimension",
                 y="mean",
                 labelled=outliers,
-                marked=None if given else "is_outlier",
+                marked="is_outlier" if detected else None,
                 y_label="mean over tokens",
                 caption=(
                     "Mean of every dimension of the hidden vectors over all tokens, one panel per layer (0: the embedding "
@@ -145,38 +151,46 @@ class OutliersAnalysis(Analysis):
 
     def _summary(self, model: pd.DataFrame) -> Summary:
         """The outlier dimensions, the most prominent first."""
-        titles = {"share_of_layers": "% of layers", "largest_score": "largest distance"}
-        table = model.sort_values("largest_score", ascending=False, kind="stable").set_index("dimension")[:_PRINTED]
-        table["share_of_layers"] *= 100
+        titles = {"layers": "layers", "largest_score": "largest distance"}
+        ranked = model.sort_values("largest_score", ascending=False, kind="stable").set_index("dimension")
+        table = ranked[list(titles)][:_PRINTED]
         listed = f"the {_PRINTED} most prominent of {len(model)}" if len(model) > _PRINTED else "the"
         caption = (
-            f"{listed} outlier dimensions: the share of layers 0 to {self.context.depth} in which each is an outlier, and the "
+            f"{listed} outlier dimensions: those of layers 0 to {self.context.depth} in which each is an outlier, and the "
             f"largest distance of its mean from the other means, in {_UNITS[OutlierCriterion(self.options.criterion)]}"
         )
         return Summary(table.rename(columns=titles), digits=1, caption=caption)
 
 
-def sentences_of(metrics: Mapping[str, float], *, given: bool = False) -> list[Sentence]:
-    """The outlier dimensions.
+_SET = {Origin.given: "set by hand", Origin.known: "known for these weights"}
+
+
+def sentences_of(
+    _metrics: Mapping[str, float], *, layers: Mapping[int, str] | None = None, origin: Origin = Origin.detected
+) -> list[Sentence]:
+    """The outlier dimensions, and the layers in which they are outliers.
 
     Args:
-        metrics: Numbers by name; missing ones are skipped.
-        given: Whether the dimensions were set by hand.
+        _metrics: Numbers by name, which say nothing that the layers do not.
+        layers: The layers in which each outlier dimension of the model is an outlier, as `0–4, 6`.
+        origin: Where the dimensions come from.
     """
-    shares = by_axes("<dimension>/share_of_layers", metrics)
-    if not shares:
-        reason = "no dimension is set" if given else "no hidden dimension is an outlier in enough layers"
-        text = f"The model has no outlier dimensions: {reason}."
+    if not layers:
+        detected = "no hidden dimension is an outlier in enough layers"
+        text = f"The model has no outlier dimensions: {'no dimension is set' if origin in _SET else detected}."
         return [Sentence(text, figure="dimensions", table="dimensions")]
-    (first, share), *others = shares.items()
-    named = enumeration(
-        [
-            f"{first} ({'an outlier ' if given else ''}in {brief_share(share)} of the layers)",
-            *(f"{dimension} ({brief_share(share)})" for dimension, share in others),
-        ]
-    )
-    dimensions = "1 outlier dimension" if len(shares) == 1 else f"{len(shares)} outlier dimensions"
-    start = (
-        f"{dimensions} {'is' if len(shares) == 1 else 'are'} set by hand" if given else f"The model has {dimensions}"
-    )
+    places = {dimension: _place(where) for dimension, where in layers.items()}
+    dimensions = counted(len(layers), "outlier dimension")
+    start = f"The model has {dimensions}"
+    if origin in _SET:
+        start = f"{dimensions} {'is' if len(places) == 1 else 'are'} {_SET[origin]}"
+        first = next(iter(places))
+        places[first] = f"an outlier {places[first]}"
+    named = enumeration([f"{dimension} ({place})" for dimension, place in places.items()])
     return [Sentence(f"{start}: {named}.", figure="dimensions", table="model")]
+
+
+def _place(layers: str) -> str:
+    if not layers:
+        return "in no layer"
+    return f"in layer{'' if layers.isdecimal() else 's'} {layers}"

@@ -1,4 +1,4 @@
-"""Score contributions: which dimensions decide attention, and do they cause it? (Maruta & Matsuzaki 2024, section 3)
+"""Score contributions: which dimensions decide attention, and do they cause it? (Maruta & Matsuzaki 2024, section 4)
 
 Dimension j contributes C_j = (q W_Kᵀ)_j x_j to the score of a query and a key. Its share of the spread of a query's scores over
 the keys tells how much it decides; attention without the outlier dimensions' part of the scores tells whether they cause it.
@@ -42,7 +42,8 @@ from normscope.results.figures import Figure, Heatmaps, Lines, Profiles
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
-from normscope.rounding import brief, brief_share, compared, enumeration, movement
+from normscope.rounding import brief, brief_share, compared, enumeration, movement, numbered
+from normscope.statistics.accumulator import accumulation_device
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.mean import Mean, MeanSummary
 from normscope.statistics.precision import half_width
@@ -50,6 +51,13 @@ from normscope.statistics.tidy import tidy
 
 ALONE = 8
 """Largest number of outlier dimensions that are also removed one at a time. Hundreds would take hours and add little."""
+
+_FAVOURED = 0.1
+"""Standard deviations of a query's scores by which a dimension must raise those of a category, to be said to favour it. Less
+hardly changes the softmax."""
+
+_READINGS = {"sum": "all keys of a category", "one_key": "one key of a category"}
+"""The weight on a category: the columns of the table."""
 
 _DRAWN_DIMENSIONS = 6
 """With more columns of panels, they become too small to read."""
@@ -64,6 +72,8 @@ class ScoreAnalysis(Analysis):
         super().__init__(options, context)
         self._moments = HiddenMoments(context, [ALL])
         layers, heads, model = len(context.layers), context.heads, context.model
+        self._weights = Mean(layers, 1, len(context.categories))
+        self._weights_of_keys = Mean(layers, len(context.categories))
         self._contributions = Mean(layers, len(context.categories), heads, model)
         # After the dimensions: the contribution of b_K to the spread, and the spread itself.
         self._spread = Mean(layers, 1, heads, model + 2)
@@ -71,6 +81,8 @@ class ScoreAnalysis(Analysis):
         self._interventions: pd.DataFrame | None = None
         self.accumulators = {
             "moments": self._moments.accumulator,
+            "weights": self._weights,
+            "weights_of_keys": self._weights_of_keys,
             "contributions": self._contributions,
             "spread": self._spread,
             "sample": self._sample,
@@ -87,7 +99,8 @@ class ScoreAnalysis(Analysis):
         self._sample.update(*batch.for_samples(self.options.seed))
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
-        """Add the scores of a block, unless they are averaged over a sample."""
+        """Add the weights of a block, and its scores unless they are averaged over a sample."""
+        self._weigh(block, batch)
         if self.options.sequences is None:
             self._add(block, batch)
 
@@ -109,14 +122,17 @@ class ScoreAnalysis(Analysis):
             self._interventions = self._remove(runner, sample[: options.intervention_sequences], prominent)
 
     def result(self) -> Result:
-        """Contributions, how concentrated the spread is, and the interventions: Table 1 and figures 4 and 5 of the paper."""
+        """Weights, contributions, how concentrated the spread is, and the interventions: Table 1, figures 2, 4 and 5."""
         contributions, spread = self._contributions.compute(), self._spread.compute()
         require_finite(spread.mean, "the scores of layer {layer}", self.context.layers)
         outliers = self._moments.compute().outliers
         tables = {
-            "contributions": self._by_category(contributions),
+            "weights": self._by_layer(),
+            "contributions": self._contributed(contributions),
             "concentration": self._concentration(spread.mean[:, 0].numpy(), outliers),
         }
+        if outliers:
+            tables["by_category"] = _by_category(tables["contributions"], tables["concentration"], outliers)
         notes = [f"{'' if outliers else 'no '}outlier dimensions: {self._moments.criterion}"]
         if self._interventions is not None:
             tables["intervention"] = self._interventions
@@ -130,7 +146,11 @@ class ScoreAnalysis(Analysis):
         return Result(
             tables=tables,
             metrics=rolled.metrics,
-            sentences=sentences_of(rolled.metrics, outliers if len(outliers) <= ALONE else ()),
+            sentences=sentences_of(
+                rolled.metrics,
+                outliers if len(outliers) <= ALONE else (),
+                favoured(tables["by_category"]) if 0 < len(outliers) <= ALONE else None,
+            ),
             curves=rolled.curves,
             figures=describe_figures(tables, outliers),
             summaries={
@@ -143,6 +163,15 @@ class ScoreAnalysis(Analysis):
             },
             notes=notes,
         )
+
+    def _weigh(self, block: AttentionBlock, batch: Batch) -> None:
+        """Add the mean weights over heads by category of the key: of all its keys in a sequence, and of each."""
+        layer, members = self.context.index(block.layer), self.context.members(batch)
+        received = block.received.to(accumulation_device(block.received.device)).double().mean(dim=1)
+        members, queries = members.to(received), batch.token_mask.sum(dim=-1, keepdim=True).to(received)
+        weights, keys = torch.einsum("bk,gbk->bg", received, members) / queries, members.sum(dim=-1).T
+        self._weights.update(layer, weights.sum(dim=0)[None], torch.tensor([batch.sequences]))
+        self._weights_of_keys.update(layer, (weights / keys.clamp(min=1)).sum(dim=0), (keys > 0).sum(dim=0))
 
     def _add(self, block: AttentionBlock, batch: Batch) -> None:
         layer = self.context.index(block.layer)
@@ -234,7 +263,14 @@ class ScoreAnalysis(Analysis):
         occurs = table.groupby("category")["before"].transform("max") > 0
         return table[occurs].reset_index(drop=True).assign(sequences=sequences)
 
-    def _by_category(self, contributions: MeanSummary) -> pd.DataFrame:
+    def _by_layer(self) -> pd.DataFrame:
+        """Weights by layer and category. Categories that never occurred are left out."""
+        of_keys = self._weights_of_keys.compute()
+        columns = {"sum": self._weights.compute().mean[:, 0], "one_key": of_keys.mean}
+        table = tidy(columns, layer=self.context.layers, category=self.context.categories)
+        return table[of_keys.count.flatten().numpy() > 0].reset_index(drop=True)
+
+    def _contributed(self, contributions: MeanSummary) -> pd.DataFrame:
         """Mean contributions of all dimensions. Categories that never occurred are left out."""
         occurs = contributions.count.any(dim=0)
         names = list(itertools.compress(self.context.categories, occurs.tolist()))
@@ -273,6 +309,40 @@ class ScoreAnalysis(Analysis):
         return self.context.with_heads(table)
 
 
+def _by_category(contributions: pd.DataFrame, concentration: pd.DataFrame, outliers: Sequence[int]) -> pd.DataFrame:
+    """Table 1 of the paper: mean contributions of the outlier dimensions by category of the key, a column for each head."""
+    rows = contributions[contributions["dimension"].isin(outliers)]
+    index = ["layer", "dimension", "category"]
+    wide = rows.pivot_table("mean", index, "head", observed=True)
+    deviation = concentration.set_index(["layer", "head"])["variance"].pow(0.5).unstack("head")
+    advantage = pd.Series(np.nan, wide.index)
+    if ALL in wide.index.get_level_values("category"):
+        of_all = wide.xs(ALL, level="category").reindex(wide.reset_index("category").index)
+        scale = deviation[deviation > 0].reindex(wide.index.get_level_values("layer"))
+        advantage = ((wide - of_all.to_numpy()) / scale.to_numpy()).mean(axis=1)
+    return wide.add_prefix("head_").assign(advantage=advantage).reset_index().astype({"category": object})
+
+
+def favoured(by_category: pd.DataFrame) -> dict[int, dict[str, list[int]]] | None:
+    """For each outlier dimension, the category that it favours most in a layer, with these layers; none where it favours none.
+
+    Args:
+        by_category: The table.
+
+    Returns:
+        Layers by dimension and category; None if there are not several categories to tell apart.
+    """
+    rows = by_category[by_category["category"] != ALL].dropna(subset="advantage")
+    if rows.empty:
+        return None
+    rows = rows[rows["advantage"] >= _FAVOURED]
+    most = rows.loc[rows.groupby(["dimension", "layer"])["advantage"].idxmax()]
+    layers: dict[int, dict[str, list[int]]] = {}
+    for dimension, category, layer in zip(most["dimension"], most["category"], most["layer"], strict=True):
+        layers.setdefault(int(dimension), {}).setdefault(category, []).append(int(layer))
+    return layers
+
+
 def _needed(cumulative: np.ndarray, share: float) -> pd.arrays.IntegerArray:
     """Smallest number of dimensions whose shares add up to `share`, for each head; missing if all of them fall short."""
     reached = cumulative >= share - 1e-12
@@ -302,10 +372,10 @@ def _summary(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def describe_figures(tables: Mapping[str, pd.DataFrame], outliers: Sequence[int]) -> dict[str, Figure]:
-    """Figures 4 and 5 of the paper, its Table 1 as a heatmap, and the interventions."""
+    """Figures 2, 4 and 5 of the paper, its Table 1 as a heatmap, and the interventions."""
     contributions = tables["contributions"]
     everything = contributions[contributions["category"] == ALL]
-    figures: dict[str, Figure] = {}
+    figures: dict[str, Figure] = {"weights": _weights_figure(tables["weights"])}
     if len(everything):
         figures["contributions"] = Profiles(
             table=everything,
@@ -343,6 +413,25 @@ def describe_figures(tables: Mapping[str, pd.DataFrame], outliers: Sequence[int]
     if "intervention" in tables and len(tables["intervention"]):
         figures["intervention"] = _intervention_figure(tables["intervention"])
     return figures
+
+
+def _weights_figure(table: pd.DataFrame) -> Lines:
+    """Both readings of figure 2 of the paper: one panel each."""
+    parts = [category for category in dict.fromkeys(table["category"]) if category != ALL] or [ALL]
+    return Lines(
+        table=table.melt(["layer", "category"], list(_READINGS), "reading", "alpha"),
+        x="layer",
+        y="alpha",
+        series="category",
+        series_titles={category: category for category in parts},
+        panel="reading",
+        panel_titles=_READINGS,
+        y_label="α, mean over queries and heads",
+        caption=(
+            "Attention weight by layer and category of the key: what all keys of a category in a text receive together, and "
+            "what one of them receives. Many keys that receive little each can receive much together."
+        ),
+    )
 
 
 def _intervention_figure(table: pd.DataFrame) -> Lines:
@@ -384,20 +473,62 @@ _REMAINDER = ("other", "all")
 """What the outliers do to the attention on special tokens is the finding; ordinary tokens get what those lose."""
 
 
-def sentences_of(metrics: Mapping[str, float], outliers: Sequence[int] = ()) -> list[Sentence]:
-    """How few dimensions explain the scores, the outliers' share, and the effect of removing them.
+def sentences_of(
+    metrics: Mapping[str, float],
+    outliers: Sequence[int] = (),
+    favoured: Mapping[int, Mapping[str, Sequence[int]]] | None = None,
+) -> list[Sentence]:
+    """What the outliers favour, how few dimensions explain the scores, the outliers' share, and the effect of removing them.
 
     Args:
         metrics: Numbers by name; missing ones are skipped.
         outliers: The outlier dimensions, if they are few enough to be named.
+        favoured: By outlier dimension and category of the key, the layers in which it favours the category most; None if that
+            is not known.
     """
-    sentences = _concentrated(metrics)
+    sentences = [*([] if favoured is None else [_favours(favoured)]), *_concentrated(metrics)]
     if metrics.get("share_of_outliers/mean"):  # exactly 0 if there are no outliers
         share = brief_share(metrics["share_of_outliers/mean"])
         named = f" ({enumeration([str(dimension) for dimension in outliers])})" if outliers else ""
         text = f"The share of the outlier dimensions{named} in the spread of a query's scores is {share}."
         sentences.append(Sentence(text, table="concentration"))
-    return sentences + _removed(metrics)
+    return [*sentences, *_weighed(metrics), *_removed(metrics)]
+
+
+def _favours(favoured: Mapping[int, Mapping[str, Sequence[int]]]) -> Sentence:
+    """Which outlier dimension favours which category in which layers: section 4.3 and appendix A of the paper."""
+    least = "by at least a tenth of the standard deviation of a query's scores"
+    parts = [
+        f"{dimension} favours "
+        + enumeration([f"{category_name(category)} in {_layers(layers)}" for category, layers in of_dimension.items()])
+        for dimension, of_dimension in favoured.items()
+    ]
+    text = f"Of the outlier dimensions, {'; '.join(parts)} ({least})." if parts else ""
+    return Sentence(
+        text or f"No outlier dimension favours the keys of a category {least}.",
+        figure="by_category",
+        table="by_category",
+    )
+
+
+def _layers(layers: Sequence[int]) -> str:
+    return f"layer{'' if len(layers) == 1 else 's'} {numbered(layers)}"
+
+
+def _weighed(metrics: Mapping[str, float]) -> list[Sentence]:
+    """The category that receives most by either reading of figure 2: one of its keys, and all of them."""
+    single, together = (by_axes(f"weights/<category>/{reading}", metrics) for reading in ("one_key", "sum"))
+    parts = [category for category in single if category != ALL and category in together]
+    if not parts:
+        return []
+    one, most = max(parts, key=single.__getitem__), max(parts, key=together.__getitem__)
+    weight, whole = single[one], brief_share(together[most])
+    of_any = f" (to any token: {brief_share(single[ALL], weight)})" if ALL in single else ""
+    text = (
+        f"On average over layers, a query gives {brief_share(weight)} of its attention weight to one {category_name(one)} "
+        f"token{of_any}; summed over keys, it gives most to {category_name(most)} tokens, {whole}."
+    )
+    return [Sentence(text, figure="weights", table="weights")]
 
 
 def _concentrated(metrics: Mapping[str, float]) -> list[Sentence]:

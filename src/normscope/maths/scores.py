@@ -4,7 +4,7 @@ For query m and key n, before scaling and softmax, dimension j contributes C_j(m
 Summed over j, this is the part of the score that depends on the key; the rest, q_m·b_K, is the same for all keys of a
 query. Sums over pairs factorise, so no tensor with axes query × key × model is built.
 
-Source: Maruta & Matsuzaki 2024, section 3.
+Source: Maruta & Matsuzaki 2024, section 4.
 """
 
 from collections.abc import Iterator, Sequence

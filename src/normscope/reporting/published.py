@@ -26,8 +26,12 @@ COMPARISON = "comparison"
 """The table of a result that has been compared with a paper."""
 
 
-def with_published(result: Result) -> Result:
+def with_published(result: Result, weights_sha256: str | None) -> Result:
     """The result; if a paper's preset was run, with a table that compares its numbers with the published ones.
+
+    Args:
+        result: The results of a run.
+        weights_sha256: Digest of the model's weight files; None if it has none.
 
     Raises:
         InputError: If there is no file of published numbers.
@@ -35,24 +39,37 @@ def with_published(result: Result) -> Result:
     paper = result.config.get("recipe", {}).get("paper")
     if paper is None:
         return result
-    comparison = compare(paper, result.metrics, result.tables, result.config)
-    return result if comparison.empty else dataclasses.replace(result, tables={**result.tables, COMPARISON: comparison})
+    comparison = compare(paper, result.metrics, result.tables, result.config, weights_sha256)
+    notes = [
+        f"not compared with {group['source']}: dimensions and heads are places in the paper's weights, and these are others"
+        for group in published(paper)
+        if not _has_weights(group, weights_sha256) and _pairs(group, result.metrics, result.tables)
+    ]
+    tables = {**result.tables} if comparison.empty else {**result.tables, COMPARISON: comparison}
+    return dataclasses.replace(result, tables=tables, notes=[*result.notes, *notes])
 
 
 def compare(
-    paper: str, metrics: Mapping[str, float], tables: Mapping[str, pd.DataFrame], config: Mapping[str, Any]
+    paper: str,
+    metrics: Mapping[str, float],
+    tables: Mapping[str, pd.DataFrame],
+    config: Mapping[str, Any],
+    weights_sha256: str | None = None,
 ) -> pd.DataFrame:
     """Results beside a paper's published numbers.
 
     A group of published numbers lists `values` by metric, or rows of a `column` of a `table`, with values `along` one of its
     axes. A number that was measured stands beside those of every group whose conditions the config meets. If it meets none, it
     stands beside that of the group whose conditions it comes closest to, the first of several, with the keys that differ.
+    Numbers of a place in a model, such as a dimension, mean nothing in another model: their group lists the digests of the
+    `weights` that have the place, and nothing else is compared with them.
 
     Args:
         paper: Folder below `experiments/`.
         metrics: Metrics by flat name, as in results.json.
         tables: Tables by file name, without the suffix.
         config: The resolved config.
+        weights_sha256: Digest of the model's weight files; None if it has none.
 
     Returns:
         One row per number that was both measured and published; columns as in COLUMNS.
@@ -63,6 +80,8 @@ def compare(
     settings = flat(config)
     rows: list[_Row] = []
     for group in published(paper):
+        if not _has_weights(group, weights_sha256):
+            continue
         differs_in = tuple(unmet(group, settings))
         for name, (words, measured, printed) in _pairs(group, metrics, tables).items():
             tolerance = group["tolerance"] + group.get("relative_tolerance", 0.0) * abs(printed)
@@ -134,9 +153,14 @@ def unmet(group: Mapping[str, Any], settings: Mapping[str, object]) -> dict[str,
         group: The group.
         settings: The config, flat.
     """
-    # No published number is about whole words, unless it says so.
-    conditions = {"level": "token"} | group["when"]
+    # No published number is about whole words or random weights, unless it says so.
+    conditions = {"level": "token", "model.random_init": False} | group["when"]
     return {key: wanted for key, wanted in conditions.items() if settings.get(key) != wanted}
+
+
+def _has_weights(group: Mapping[str, Any], weights_sha256: str | None) -> bool:
+    """Whether a model has the places that a group of published numbers is about."""
+    return "weights" not in group or weights_sha256 in group["weights"]
 
 
 def published(paper: str) -> list[dict[str, Any]]:

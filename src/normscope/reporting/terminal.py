@@ -16,6 +16,9 @@ from normscope.results.result import Result
 from normscope.rounding import begun
 from normscope.streams import wrapped
 
+_LONGEST, _FARTHEST = 30, 10
+"""Published numbers of one source: the most of which all are printed, and how many are printed of more."""
+
 _quiet = False
 _brief = False
 """Whether the run is one of several, which have a line each."""
@@ -61,13 +64,17 @@ def say_detail(*sentences: str) -> None:
 def show_comparison(comparison: pd.DataFrame) -> None:
     """Print measured beside published numbers, a table for each source, with what differs if a run is not the paper's."""
     for source, rows in comparison.groupby("source", sort=False):
-        within = int(rows["within"].sum())
-        heading, columns = f"{source}: {within} of {len(rows)} within {rows['tolerance'].iloc[0]:g}", ["within"]
+        within, tolerances = int(rows["within"].sum()), rows["tolerance"].agg(["min", "max"])
+        tolerance = " to ".join(f"{number:.3g}" for number in tolerances.drop_duplicates())
+        heading, columns = f"{source}: {within} of {len(rows)} within {tolerance}", ["within"]
         if rows["differs_in"].any():
             heading, columns = f"{source}, beside this run, which is not the paper's", ["differs in"]
             rows = rows.assign(**{"differs in": rows["differs_in"].str.replace(".name", "")})
         elif np.isinf(rows["tolerance"]).all():  # printed side by side, not compared
             heading, columns = str(source), []
+        if len(rows) > _LONGEST:
+            heading += f"; the {_FARTHEST} farthest from the published ones"
+            rows = rows.loc[(rows["difference"].abs() - rows["tolerance"]).nlargest(_FARTHEST).index]
         shown = rows.set_index("measure").rename(columns={"value": "this run"})
         show_table(heading, Summary(shown[["this run", "published", "difference", *columns]], digits=4))
 

@@ -229,7 +229,8 @@ def conclude(run: Run) -> Result:
     result = joined(parts, run.plan.model.layers)
     of_model = filter(None, [run.plan.encoder.batching.note, run.plan.model.segments_note])
     notes = list(dict.fromkeys([*_lost(run), *result.notes, *of_model]))
-    return with_published(dataclasses.replace(result, notes=notes, config={**plain(run.plan.options), "resume": None}))
+    result = dataclasses.replace(result, notes=notes, config={**plain(run.plan.options), "resume": None})
+    return with_published(result, run.plan.model.weights_sha256)
 
 
 def _after_interventions(run: Run, analysis: Analysis, runner: InterventionRunner) -> Result:

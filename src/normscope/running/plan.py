@@ -407,6 +407,7 @@ def _context(
         has_position_terms=not model.layout.registry and model.verification.position_terms,
         width=model.layout.stream.width,
         depth=model.layers,
+        weights_sha256=model.weights_sha256,
         observed=ObservedStack(model.model, model.layout),
         own_embedder=lambda: model.embedder,
         dtype=model.model.dtype,

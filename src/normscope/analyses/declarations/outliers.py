@@ -8,7 +8,7 @@ from pydantic import Field
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import MARUTA_2024
-from normscope.config.rules import AboveZero
+from normscope.config.rules import AboveZero, Expected, SomeOf
 from normscope.results.axes import CATEGORY_OF_TOKEN, DIMENSION, LAYER, TOKENS, in_stream
 from normscope.results.declare import Column, Published, Rollup, Table
 
@@ -18,6 +18,9 @@ class OutlierCriterion(enum.StrEnum):
 
     sigma = "sigma"
     mad = "mad"
+
+
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$"), Expected("64 hexadecimal digits in lower case")]
 
 
 @dataclasses.dataclass
@@ -31,7 +34,11 @@ class OutliersOptions(AnalysisConfig):
     share: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Minimum share of the layers in which a dimension must be an outlier to count as an outlier dimension of the model."""
     dimensions: list[int] | None = None
-    """The outlier dimensions; null detects them."""
+    """The outlier dimensions; null detects them, unless they are known."""
+    known: SomeOf[Annotated[int, Field(ge=0)]] | None = None
+    """The outlier dimensions that a paper names, for the weights of `known_for`."""
+    known_for: SomeOf[Digest] | None = None
+    """SHA-256 of the weight files that have the dimensions `known`; those of other weights are detected."""
 
 
 _STREAM = LAYER.but("Layer of the hidden vectors, from 0, the output of the embeddings.")
@@ -43,6 +50,7 @@ PUBLISHED = Published(
             rows=(_OUTLIER,),
             per="outlier dimension of the model",
             values={
+                "layers": Column("The layers 0 to L in which the dimension is an outlier: `0–4, 6`.", kind="text"),
                 "share_of_layers": Column(
                     "Share of the layers 0 to L in which the dimension is an outlier.",
                     label="share of layers with the outlier (%)",

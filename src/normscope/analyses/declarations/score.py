@@ -52,6 +52,20 @@ _ALL: Where = {"removed": TOGETHER}
 
 PUBLISHED = Published(
     tables={
+        "weights": Table(
+            rows=(LAYER, CATEGORY_OF_KEY),
+            values={
+                "sum": Column(
+                    "α summed over the category's keys: the mean over queries and heads, then sequences.",
+                    label="α, summed over the category’s keys",
+                ),
+                "one_key": Column(
+                    "α of one key of the category: the mean over queries, heads and the sequence's keys of the category, then "
+                    "over the sequences that have any.",
+                    label="α of one key",
+                ),
+            },
+        ),
         "contributions": Table(
             rows=(LAYER, HEAD, CATEGORY_OF_KEY, DIMENSION),
             values={
@@ -62,6 +76,14 @@ PUBLISHED = Published(
                 )
             },
             ranked_by=("mean",),
+        ),
+        "by_category": Table(
+            rows=(LAYER, DIMENSION.but(noun="outlier dimension"), CATEGORY_OF_KEY),
+            values={
+                "head_<head>": "Mean contribution C_j in a head, as in `contributions`; missing if the layer lacks the head.",
+                "advantage": "C_j less that of all keys, in standard deviations of a query's scores over the keys it sees: "
+                "above 0, the dimension favours the category. Mean over heads; missing if `all` is not reported.",
+            },
         ),
         "concentration": Table(
             rows=(LAYER, HEAD),
@@ -97,6 +119,16 @@ PUBLISHED = Published(
         ),
     },
     metrics=(
+        Rollup(
+            "weights/<category>/sum",
+            "Mean weight over layers on all keys of the category together.",
+            of="weights.sum",
+        ),
+        Rollup(
+            "weights/<category>/one_key",
+            "Mean weight over layers on one key of the category.",
+            of="weights.one_key",
+        ),
         Rollup(
             "dimensions_for_half/mean",
             "Mean number of dimensions that explain half of the variance of the scores, over heads.",
