@@ -123,9 +123,9 @@ def test_a_number_stands_beside_the_published_one_whose_conditions_are_the_close
     assert "first, beside this run, which is not the paper's\n" in printed
     assert printed.split("differs in\n")[1].splitlines()[0].split() == [
         "y",
-        "0.0000",
-        "2.0000",
-        "−2.0000",
+        "0",
+        "2",
+        "−2",
         "level,",
         "model",
     ]

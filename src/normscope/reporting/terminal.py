@@ -69,7 +69,10 @@ def show_comparison(comparison: pd.DataFrame) -> None:
         elif np.isinf(rows["tolerance"]).all():  # printed side by side, not compared
             heading, columns = str(source), []
         shown = rows.set_index("measure").rename(columns={"value": "this run"})
-        show_table(heading, Summary(shown[["this run", "published", "difference", *columns]], digits=4))
+        numbers = ["this run", "published", "difference"]
+        if (shown[numbers] % 1 == 0).all(axis=None):
+            shown = shown.astype(dict.fromkeys(numbers, int))
+        show_table(heading, Summary(shown[[*numbers, *columns]], digits=4))
 
 
 def show(result: Result) -> None:
