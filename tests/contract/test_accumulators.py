@@ -330,6 +330,36 @@ def test_too_few_pairs_have_a_reason():
     assert (none.spearman, none.count, none.reason) == (None, 0, "no pairs")
 
 
+def test_rank_correlations_are_exact_up_to_a_number_of_pairs():
+    """Coarse cells would give another ρ. Whether a group is exact depends on its pairs alone, not on how they come."""
+    coarse, numbers = Axis(-2, 4, 0), torch.Generator().manual_seed(0)
+    second = torch.rand(3, 2, 10, generator=numbers) + 0.5
+    first = torch.rand(3, 2, 4, 10, generator=numbers) + second[:, :, None]
+    group = torch.zeros(3, 10, dtype=torch.long)
+    group[:, 7:] = 1
+    part = PairsPart(first)
+    exact = [
+        scipy.stats.spearmanr(first[..., some].flatten(), second[:, :, None, some].expand(-1, -1, 4, -1).flatten())[0]
+        for some in (slice(7), slice(7, 10), slice(10))
+    ]
+    for most, which in ((240, (0, 1, 2)), (239, (0, 1)), (168, (0, 1)), (167, (1,)), (72, (1,)), (71, ())):
+        whole, other = (RankCorrelation(1, 2, coarse, coarse, most) for _ in range(2))
+        whole.update(0, second, group, [part])
+        for row in (2, 0, 1):
+            some = slice(row, row + 1)
+            other.update(0, second[some], group[some], [PairsPart(first[some])])
+            other.settle()
+        found = whole.compute([[0], [1], [0, 1]])
+        assert found == other.compute([[0], [1], [0, 1]])
+        of_all, of_layer = found
+        assert of_all == of_layer
+        assert [each.count for each in of_all] == [168, 72, 240]
+        for number, each in enumerate(of_all):
+            assert (each.spearman == pytest.approx(exact[number], abs=1e-12)) == (number in which), (most, number)
+            assert (each.error_bound < 1e-9) == (number in which)
+            assert abs(each.spearman - exact[number]) <= each.error_bound
+
+
 def test_pairs_of_the_two_hundredth_group_stay_in_it():
     coarse = Axis(-2, 4, 1)
     correlation, again = (RankCorrelation(1, 200, coarse, coarse) for _ in range(2))
