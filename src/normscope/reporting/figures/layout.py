@@ -6,9 +6,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from normscope.reporting.figures.style import category_colour, line_colours, points
@@ -136,7 +136,7 @@ def legend_rows(titles: Sequence[str], width: float) -> int:
     return max(1, len(titles))
 
 
-def legend_above(canvas: Canvas, titles: Mapping[Any, str], handles: Mapping[Hashable, Artist]) -> None:
+def legend_above(canvas: Canvas, titles: Mapping[Any, str], handles: Mapping[Hashable, Line2D]) -> None:
     """One legend above the panels, in as many columns as the figure's width holds."""
     keys = [key for key in titles if key in handles]
     if not keys:
