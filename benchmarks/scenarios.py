@@ -336,6 +336,7 @@ def context_of(model: PreTrainedModel, layout: ModelLayout | None = None) -> Ana
         parameters=observed.parameters,
         methods=layout.methods,
         depth=len(layers),
+        dtype=model.dtype,
         resources={FREQUENCIES: TokenFrequencies(ranks, ranks)},
     )
 

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 MINUS = "−"
 
+VISIBLE = 0.005
+"""An error below this does not show in a number with two decimals."""
+
 _DIGITS = 3
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -62,6 +65,12 @@ def brief(value: float, *beside: float, signed: bool = False) -> str:
         signed: Whether to write a plus sign before positive numbers.
     """
     return _told_apart(value, beside, lambda each: _brief(each, signed), lambda each: number(each, signed=signed))
+
+
+def estimate(value: float, bound: float) -> str:
+    """A rank correlation in a sentence, with the largest possible error if that shows in two decimals: `−0.12 ± 0.034`."""
+    written = brief(value, signed=True)
+    return f"{written} ± {brief(bound)}" if bound >= VISIBLE else written
 
 
 def brief_share(share: float, *beside: float, signed: bool = False) -> str:

@@ -88,6 +88,7 @@ def _feed_keyed(accumulator: KeyedMeans, values: torch.Tensor) -> None:
 CASES = {
     "GroupedMoments": Case(lambda: GroupedMoments(2, 2, 2), _feed_grouped),
     "RankCorrelation": Case(lambda: RankCorrelation(2, 2, *AXES), _feed_pairs),
+    "RankCorrelation of many pairs": Case(lambda: RankCorrelation(2, 2, *AXES, exact=90), _feed_pairs),
     "KeyedMeans": Case(lambda: KeyedMeans(2, 2), _feed_keyed),
     "KeyedMeans of the smallest keys": Case(lambda: KeyedMeans(2, 2, size=3), _feed_keyed),
     "Mean": Case(lambda: Mean(2, 2, 2), _feed_pooled),
@@ -295,13 +296,19 @@ def test_a_sample_is_uniform():
 pairs = st.integers(0, 10_000).map(lambda seed: torch.Generator().manual_seed(seed))
 
 
-@given(generator=pairs, ties=st.booleans(), dependence=st.floats(-2, 2), count=st.integers(3, 400))
-def test_an_estimated_rank_correlation_keeps_its_bound(generator, ties, dependence, count):
+@given(
+    generator=pairs,
+    ties=st.booleans(),
+    dependence=st.floats(-2, 2),
+    count=st.integers(3, 400),
+    exact=st.sampled_from([0, 1000]),
+)
+def test_a_rank_correlation_keeps_its_bound(generator, ties, dependence, count, exact):
     second = torch.randn(1, 1, count, generator=generator).mul(0.4).exp()
     first = (torch.randn(1, 1, 1, count, generator=generator) + dependence * second).exp()
     if ties:
         first, second = first.round(decimals=0), second.round(decimals=1) + 0.1
-    correlation = RankCorrelation(1, 1, *AXES)
+    correlation = RankCorrelation(1, 1, *AXES, exact)
     correlation.update(0, second, torch.zeros(1, count, dtype=torch.long), [PairsPart(first)])
     (pooled,), (alone,) = correlation.compute()
     assert pooled == alone
@@ -312,7 +319,7 @@ def test_an_estimated_rank_correlation_keeps_its_bound(generator, ties, dependen
         return
     expected = scipy.stats.spearmanr(first.flatten(), second.flatten()).statistic
     if pooled.spearman is not None:
-        assert abs(pooled.spearman - expected) <= pooled.error_bound
+        assert abs(pooled.spearman - expected) <= (1e-9 if exact else pooled.error_bound)
 
 
 def test_too_few_pairs_have_a_reason():
@@ -321,6 +328,36 @@ def test_too_few_pairs_have_a_reason():
     few, none = correlation.compute()[0]
     assert (few.spearman, few.count, few.reason) == (None, 2, "fewer than three pairs")
     assert (none.spearman, none.count, none.reason) == (None, 0, "no pairs")
+
+
+def test_rank_correlations_are_exact_up_to_a_number_of_pairs():
+    """Coarse cells would give another ρ. Whether a group is exact depends on its pairs alone, not on how they come."""
+    coarse, numbers = Axis(-2, 4, 0), torch.Generator().manual_seed(0)
+    second = torch.rand(3, 2, 10, generator=numbers) + 0.5
+    first = torch.rand(3, 2, 4, 10, generator=numbers) + second[:, :, None]
+    group = torch.zeros(3, 10, dtype=torch.long)
+    group[:, 7:] = 1
+    part = PairsPart(first)
+    exact = [
+        scipy.stats.spearmanr(first[..., some].flatten(), second[:, :, None, some].expand(-1, -1, 4, -1).flatten())[0]
+        for some in (slice(7), slice(7, 10), slice(10))
+    ]
+    for most, which in ((240, (0, 1, 2)), (239, (0, 1)), (168, (0, 1)), (167, (1,)), (72, (1,)), (71, ())):
+        whole, other = (RankCorrelation(1, 2, coarse, coarse, most) for _ in range(2))
+        whole.update(0, second, group, [part])
+        for row in (2, 0, 1):
+            some = slice(row, row + 1)
+            other.update(0, second[some], group[some], [PairsPart(first[some])])
+            other.settle()
+        found = whole.compute([[0], [1], [0, 1]])
+        assert found == other.compute([[0], [1], [0, 1]])
+        of_all, of_layer = found
+        assert of_all == of_layer
+        assert [each.count for each in of_all] == [168, 72, 240]
+        for number, each in enumerate(of_all):
+            assert (each.spearman == pytest.approx(exact[number], abs=1e-12)) == (number in which), (most, number)
+            assert (each.error_bound < 1e-9) == (number in which)
+            assert abs(each.spearman - exact[number]) <= each.error_bound
 
 
 def test_pairs_of_the_two_hundredth_group_stay_in_it():

@@ -9,9 +9,12 @@ import pandas as pd
 import pytest
 import yaml
 
+from normscope.analyses.declarations.norms import NormsOpening
+from normscope.analyses.registry import analyses
 from normscope.config.schema import plain
 from normscope.reporting.published import PAPERS, compare, with_published
 from normscope.reporting.terminal import show_comparison
+from normscope.results.declare import declared
 from normscope.results.result import Result
 from tests.contract.test_configs import composed
 from tests.end_to_end.shell import ROOT, run_here
@@ -128,9 +131,9 @@ def test_a_number_stands_beside_the_published_one_whose_conditions_are_the_close
     assert "first, beside this run, which is not the paper's\n" in printed
     assert printed.split("differs in\n")[1].splitlines()[0].split() == [
         "y",
-        "0.0000",
-        "2.0000",
-        "−2.0000",
+        "0",
+        "2",
+        "−2",
         "level,",
         "model",
     ]
@@ -289,6 +292,23 @@ def test_published_numbers_name_metrics_that_a_run_has(capsys, monkeypatch, tmp_
         names = {name for name in names if not name.startswith("alignment/")}  # test_alignment.py
         assert names
         assert names <= set(metrics), names - set(metrics)
+
+
+def test_the_preset_of_dispersion_opens_with_it():
+    """What this changes is in tests/oracles/norms_oracle.py."""
+    openings = {name: composed(f"experiment={name}").analysis.norms.opens_with for name in RECIPES}
+    assert openings.pop("kobayashi2020_dispersion") is NormsOpening.dispersion
+    assert set(openings.values()) == {NormsOpening.weights}
+
+
+def test_every_number_of_two_tables_is_compared():
+    """Tables 1 and 4 of K20, row by row."""
+    groups = {group["exhibit"]: group for group in published("kobayashi2020") if "norms/x/mean" in group["values"]}
+    groups |= {group["exhibit"]: group for group in published("kobayashi2020") if "norms/f/mean" in group["values"]}
+    assert {name: len(group["values"]) for name, group in groups.items()} == {"Table 1": 13, "Table 4": 13}
+    for group in groups.values():
+        for number in group["values"]:
+            assert declared(analyses()["norms"].published.metrics, number.removeprefix("norms/"))
 
 
 def test_every_paper_has_its_page():

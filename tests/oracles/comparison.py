@@ -15,7 +15,6 @@ import pytest
 from normscope.analyses.registry import analyses
 from normscope.results.figures import Dots, Figure, Heatmaps, Lines, Profiles, Scatter, WordMaps
 from normscope.results.result import Result
-from normscope.statistics.pair_histogram import Axis
 
 Drawn = dict[tuple[Any, ...], Any]
 """What a figure shows: from panel, line and place to the number (or numbers) there."""
@@ -215,7 +214,7 @@ def picture_of(figure: Figure) -> Picture:
                 )
                 if panel in titles
             }
-            return Picture(drawn, _set(figure, "diverging", "limits"))
+            return Picture(drawn, _set(figure, "diverging", "limits", "own_scales"))
         case Lines():
             return Picture(_lines(figure), _set(figure, "limits", "log_y"))
         case Profiles():
@@ -228,7 +227,12 @@ def picture_of(figure: Figure) -> Picture:
             for panel, x, y in _rows(figure.table, figure.panel, figure.x, figure.y):
                 if panel in figure.panel_titles:
                     points.setdefault(figure.panel_titles[panel], []).append((x, y))
-            return Picture(cloud(points), _set(figure, "log_x", "log_y", "sharey", "medians"))
+            axes = _set(figure, "log_x", "log_y", "sharey", "medians")
+            if figure.series is not None:
+                shown = figure.table[figure.table[figure.panel].isin(list(figure.panel_titles))]
+                assert set(shown[figure.series]) <= set(figure.series_titles or {})
+                axes["kinds"] = shown[figure.series].value_counts().to_dict()
+            return Picture(cloud(points), axes)
         case Dots():
             drawn = {
                 (figure.panel_titles[panel], figure.row_titles.get(row, row)): value
@@ -280,7 +284,15 @@ def _set(figure: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(figure, name) for name in names if getattr(figure, name) != _DEFAULTS[name]}
 
 
-_DEFAULTS = {"diverging": False, "limits": None, "log_x": False, "log_y": False, "sharey": True, "medians": False}
+_DEFAULTS = {
+    "diverging": False,
+    "own_scales": False,
+    "limits": None,
+    "log_x": False,
+    "log_y": False,
+    "sharey": True,
+    "medians": False,
+}
 """What a figure is unless its analysis says otherwise."""
 
 
@@ -292,31 +304,19 @@ def table(keys: Sequence[str], rows: Sequence[Mapping[str, Any]], columns: Seque
 CONSTANT = "one side is constant, or varies too little for an estimate"
 
 
-def cells(values: np.ndarray, axis: Axis) -> np.ndarray:
-    """In which cell of a logarithmic grid numbers lie."""
-    steps = 2**axis.bits
-    powers = 2.0 ** np.arange(axis.lowest_exponent, axis.highest_exponent + 1)
-    shift = axis.shift / 2**23
-    edges = powers[:, None] * (1 + np.arange(steps) / steps - np.where(np.arange(steps) > 0, shift, shift / 2))
-    return np.searchsorted(edges.ravel()[1 : axis.cells], values, side="right")
-
-
-def spearman(first: np.ndarray, second: np.ndarray, first_axis: Axis, second_axis: Axis) -> dict[str, Any]:
-    """The columns of a rank correlation, by SciPy: of the cells; with its error as the smallest bound."""
+def spearman(first: np.ndarray, second: np.ndarray) -> dict[str, Any]:
+    """The columns of an exact rank correlation, by SciPy. Numbers that rounding alone tells apart are equal."""
     import scipy.stats
 
     count = len(first)
     if count < 3:
         reason = "fewer than three pairs" if count else "no pairs"
         return {"spearman": np.nan, "count": count, "error_bound": 0.0, "reason": reason}
+    first, second = (np.array([float(f"{value:.11g}") for value in side]) for side in (first, second))
     if len(np.unique(first)) == 1 or len(np.unique(second)) == 1:
         return {"spearman": np.nan, "count": count, "error_bound": 0.0, "reason": CONSTANT}
-    binned = cells(first, first_axis), cells(second, second_axis)
-    if len(np.unique(binned[0])) == 1 or len(np.unique(binned[1])) == 1:
-        return {"spearman": np.nan, "count": count, "error_bound": 0.0, "reason": CONSTANT}
-    rho = scipy.stats.spearmanr(*binned).statistic
-    error = abs(rho - scipy.stats.spearmanr(first, second).statistic)
-    return {"spearman": float(rho), "count": count, "error_bound": float(error), "reason": ""}
+    rho = scipy.stats.spearmanr(first, second).statistic
+    return {"spearman": float(rho), "count": count, "error_bound": 0.0, "reason": ""}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:

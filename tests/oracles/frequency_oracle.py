@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from normscope.analyses.declarations.frequency import FrequencyOptions
-from normscope.analyses.frequency import FREQUENCIES, MEASURE_AXIS, RANK_AXIS
+from normscope.analyses.frequency import FREQUENCIES
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.results.result import Result
 from tests.oracles.comparison import Expected, Picture, assert_published, cloud, said, spearman, table
@@ -47,7 +47,7 @@ def counted(specimen: Specimen, left_out: Sequence[int]) -> tuple[np.ndarray, np
 def expected(specimen: Specimen, layers: Sequence[int], rank: np.ndarray, count: np.ndarray) -> Expected:
     """Everything that the frequency analysis publishes."""
     tokens = _tokens(specimen, layers, rank)
-    means = tokens.groupby(["sequence", "position"]).first()[["id", "rank", "special"]]
+    means = tokens.groupby(["sequence", "position"]).first()[["id", "rank", "special", "kind"]]
     measures = _measures(specimen)
     means = means.join(tokens.groupby(["sequence", "position"])[measures].mean())
     overall = table(["measure", "specials"], _correlations(means, measures))
@@ -59,7 +59,8 @@ def expected(specimen: Specimen, layers: Sequence[int], rank: np.ndarray, count:
             for row in _correlations(tokens[tokens["layer"] == layer], measures)
         ],
     )
-    sample = means[~means["special"] & (means["rank"] > 0)][["rank", *measures]].set_index("rank")
+    ranked = means[means["rank"] > 0]
+    sample = ranked[["rank", *measures]].set_index("rank")
     metrics = {
         f"spearman/{measure}/{specials}_specials": rho
         for (measure, specials), rho in overall["spearman"].dropna().items()
@@ -70,6 +71,7 @@ def expected(specimen: Specimen, layers: Sequence[int], rank: np.ndarray, count:
         for measure in measures
         if measure != "attnres_w"  # half of attn_w, since the weights of these models add up to 1
     }
+    kinds = {kind: len(points) * count for kind, count in sorted(ranked["kind"].value_counts().items())}
     reasons = sorted(set(overall["reason"]) - {""})
     return Expected(
         tables={
@@ -80,12 +82,16 @@ def expected(specimen: Specimen, layers: Sequence[int], rank: np.ndarray, count:
         metrics=metrics,
         curves=_curves(by_layer),
         figures={
-            "scatter": Picture(cloud(points) if len(sample) else {}, {"log_x": True, "sharey": False, "medians": True})
+            "scatter": Picture(
+                cloud(points) if len(sample) else {},
+                {"log_x": True, "sharey": False, "medians": True, "kinds": kinds},
+            )
         },
         summary=overall["spearman"]
         .unstack()
         .reindex(measures)
-        .rename(index=lambda measure: PRINTED.get(measure, measure), columns=lambda name: f"{name} special tokens"),
+        .rename(index=lambda measure: PRINTED.get(measure, measure), columns=lambda name: f"{name} special tokens")
+        .assign(**{"± with": np.nan, "± without": np.nan}),  # the bounds of exact correlations do not show
         sentences=said("frequency", metrics),
         notes=[f"frequency: ρ is undefined, {reason}" for reason in reasons],
     )
@@ -107,6 +113,10 @@ def _tokens(specimen: Specimen, layers: Sequence[int], rank: np.ndarray) -> pd.D
                 "id": sequence.ids,
                 "rank": rank[sequence.ids],
                 "special": [specimen.is_special(token) for token in sequence.ids.tolist()],
+                "kind": [
+                    "ordinary tokens" if not specimen.is_special(token) else _kind(category)
+                    for token, category in zip(sequence.ids.tolist(), specimen.key_categories(sequence), strict=True)
+                ],
                 "alpha": block.alpha.mean(axis=(0, 1)),
                 "f": np.linalg.norm(block.f, axis=-1).mean(axis=0),
                 **block.ratios(),
@@ -118,12 +128,16 @@ def _tokens(specimen: Specimen, layers: Sequence[int], rank: np.ndarray) -> pd.D
     )
 
 
+def _kind(category: str) -> str:
+    return category if category in ("cls", "sep", "mask") else "other special tokens"
+
+
 def _correlations(tokens: pd.DataFrame, measures: Sequence[str]) -> list[Mapping[str, object]]:
     rows = []
     for measure in measures:
         for specials, chosen in (("with", tokens), ("without", tokens[~tokens["special"]])):
             ranked = chosen[chosen["rank"] > 0]
-            rho = spearman(ranked[measure].to_numpy(), ranked["rank"].to_numpy(), MEASURE_AXIS, RANK_AXIS)
+            rho = spearman(ranked[measure].to_numpy(), ranked["rank"].to_numpy())
             rows.append({"measure": measure, "specials": specials, **rho})
     return rows
 
@@ -189,6 +203,21 @@ CASES = [
         [
             "Frequent tokens are not discounted (their vectors are longer): special tokens included, a token's frequency "
             "rank (1: most frequent) has a rank correlation of −0.25 with ‖f(x)‖ and +0.50 with its mixing ratio."
+        ],
+    ),
+    (
+        {"spearman/f/with_specials": 0.75, "spearman/alpha/with_specials": 0.125},
+        {
+            "bounds": {
+                "spearman/f/with_specials": 0.0051,
+                "spearman/alpha/with_specials": 0.0049,
+                "spearman/f/without_specials": 0.5,
+            }
+        },
+        [
+            "Frequent tokens are discounted (their vectors are shorter): special tokens included, a token's frequency "
+            "rank (1: most frequent) has a rank correlation of +0.13 with the weight that it receives and +0.75 ± 0.0051 "
+            "with ‖f(x)‖."
         ],
     ),
     (

@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from normscope.analyses.declarations.norms import NormsOptions
-from normscope.analyses.norms import NORM_AXIS, WEIGHT_AXIS
+from normscope.analyses.declarations.norms import NormsOpening, NormsOptions
 from normscope.data.token_sequence import fingerprint
 from normscope.results.result import Result
 from tests.oracles import words
@@ -43,6 +42,7 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
     by_layer = by_layer.stack().rename("sequence_mean").to_frame()
     spreads = {"f": keys.groupby(["layer", "head"])["f"], "x": inputs.groupby("layer")["x"]}
     dispersion = {letter: values.apply(_spread).unstack() for letter, values in spreads.items()}
+    singular = _singular_values(specimen, layers)
     ranked = pairs[[query in drawn[number] for number, query in zip(pairs["sequence"], pairs["query"], strict=True)]]
     correlation = _correlation(specimen, ranked, layers, categories)
     rates = _expansion(specimen, layers)
@@ -54,7 +54,7 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         for category in present
     }
     heads = {"share/negative_heads": int((of_heads < 0).sum()), "share/heads": len(of_heads)}
-    metrics = heads | _metrics(curves, dispersion, correlation, rates)
+    metrics = heads | _metrics(curves, dispersion, correlation, rates, singular)
     if not isinstance(specimen.sequences[0], WordSequence):
         metrics |= {"f/uniform": _with_equal_weights(specimen, layers)}
     return Expected(
@@ -62,12 +62,17 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
             "by_layer": by_layer.reorder_levels(["layer", "measure", "category"]),
             "by_head": by_head,
             "correlation": correlation,
+            "dispersion": dispersion["f"],
+            "input_dispersion": dispersion["x"],
+            "singular_values": singular,
         },
         metrics=metrics,
         curves=curves | {"expansion": rates["rate"].to_dict()},
-        figures=_figures(by_layer, by_head, pairs),
-        summary=_summary(by_layer, correlation, present, _share_of_bias(specimen, layers)),
-        sentences=said("norms", metrics, _unseen(specimen, layers)),
+        figures=_figures(by_layer, by_head, pairs) | _figures_of_dispersion(dispersion["f"], singular, options),
+        summary=_summary_of_dispersion(dispersion)
+        if options.opens_with is NormsOpening.dispersion
+        else _summary(by_layer, correlation, present, _share_of_bias(specimen, layers)),
+        sentences=said("norms", metrics, _unseen(specimen, layers), opens_with=options.opens_with),
         notes=_notes(sum(map(len, drawn)), sum(len(sequence.ids) for sequence in specimen.sequences), options),
     )
 
@@ -200,7 +205,7 @@ def _by_head(keys: pd.DataFrame, present: Sequence[str]) -> pd.DataFrame:
 def _spread(values: pd.Series) -> pd.Series:
     numbers = values.to_numpy()
     mean, std = numbers.mean(), numbers.std()
-    return pd.Series({"mean": mean, "std": std, "cv": std / mean})
+    return pd.Series({"mean": mean, "std": std, "cv": std / mean, "max": numbers.max(), "min": numbers.min()})
 
 
 def _correlation(
@@ -212,7 +217,7 @@ def _correlation(
         for category in (*specimen.names, "all"):
             chosen = _of(own, category)
             if category in categories and len(chosen):
-                found = spearman(chosen["alpha"].to_numpy(), chosen["f"].to_numpy(), WEIGHT_AXIS, NORM_AXIS)
+                found = spearman(chosen["alpha"].to_numpy(), chosen["f"].to_numpy())
                 rows.append({"layer": layer, "category": category, **found})
     return table(["layer", "category"], rows, ["spearman", "count", "error_bound", "reason"])
 
@@ -241,13 +246,41 @@ def _expansion(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
     return table(["layer"], rates)
 
 
-def _metrics(curves, dispersion, correlation, rates) -> dict[str, float]:
+def _singular_values(specimen: Specimen, layers: Sequence[int]) -> pd.DataFrame:
+    """Those of each head's whole matrix that acts on (x, 1), as many as a head's size and one more."""
+    rows = []
+    for layer in layers:
+        weights = specimen.sequences[0].blocks[layer - 1].weights
+        for head, (value, bias, output) in enumerate(
+            zip(weights.value, weights.value_bias, weights.output, strict=True), start=1
+        ):
+            size = len(value)
+            matrix = np.block([[value @ output, np.zeros((size, 1))], [(bias @ output)[None], np.ones((1, 1))]])
+            found = np.linalg.svd(matrix, compute_uv=False)[: min(value.shape) + 1]
+            rows += [
+                {"layer": layer, "head": head, "index": place, "value": number} for place, number in enumerate(found, 1)
+            ]
+    return table(["layer", "head", "index"], rows)
+
+
+def _metrics(curves, dispersion, correlation, rates, singular) -> dict[str, float]:
     pooled = _pooled(correlation)
     metrics = {f"spearman/{category}": rho for category, rho in pooled.items()}
+    counts = correlation.loc[correlation.index.get_level_values("layer") == 0, "count"].droplevel("layer")
+    metrics |= {f"pairs/{category}": count for category, count in counts.items()}
+    of_heads = singular["value"].groupby(["layer", "head"])
+    ratios = of_heads.max() / of_heads.min()
+    metrics |= {"singular_values/ratio_min": ratios.min(), "singular_values/ratio_max": ratios.max()}
     metrics |= {name: np.mean(list(curve.values())) for name, curve in curves.items()}
     for letter, spread in dispersion.items():
-        metrics |= {f"{letter}/cv_{name}": getattr(spread["cv"], name)() for name in ("max", "min", "mean")}
-    metrics |= {f"f/{name}": dispersion["f"][name].mean() for name in ("mean", "std")}
+        metrics |= {f"{letter}/{name}": spread[column].mean() for name, column in AVERAGES.items()}
+        for name, place in (("cv_max", spread["cv"].idxmax()), ("cv_min", spread["cv"].idxmin())):
+            row = spread.loc[place]
+            metrics |= {
+                f"{letter}/{name}": row["cv"],
+                **dict(zip(_axes(letter, name), np.atleast_1d(place), strict=True)),
+            }
+            metrics |= {f"{letter}/{name}/{column}": row[column] for column in ("mean", "std", "max", "min")}
     metrics |= {
         "expansion/mean": rates["rate"].mean(),
         "expansion_with_output_bias/mean": rates["rate_with_output_bias"].mean(),
@@ -255,6 +288,45 @@ def _metrics(curves, dispersion, correlation, rates) -> dict[str, float]:
     for layer, rate in rates["rate_with_output_bias"].items():
         metrics[f"expansion_with_output_bias/layer_{layer}"] = rate
     return metrics
+
+
+AVERAGES = {"cv_mean": "cv", "mean": "mean", "std": "std"}
+
+
+def _axes(letter: str, name: str) -> list[str]:
+    """Names of the numbers that say where."""
+    return [f"{letter}/{name}/{axis}" for axis in (("layer", "head") if letter == "f" else ("layer",))]
+
+
+def _figures_of_dispersion(dispersion, singular, options: NormsOptions) -> dict[str, Picture]:
+    title = "coefficient of variation of ‖f(x)‖"
+    heads = list(
+        dict.fromkeys(zip(*(singular.index.get_level_values(axis) for axis in ("layer", "head")), strict=True))
+    )
+    # As many of each layer as of any other, but for one.
+    assert options.singular_value_heads >= len(heads), "which heads are drawn has a test of its own"
+    return {
+        "dispersion": Picture({(None, title, layer, head): cv for (layer, head), cv in dispersion["cv"].items()}),
+        "singular_values": Picture(
+            {
+                (None, f"layer {layer}, head {head}", place): value
+                for (layer, head, place), value in singular["value"].items()
+            }
+        ),
+    }
+
+
+def _summary_of_dispersion(dispersion) -> pd.DataFrame:
+    """Tables 1 and 4 of the paper."""
+    rows = {}
+    for letter, norm in (("f", "‖f(x)‖"), ("x", "‖x‖")):
+        spread = dispersion[letter]
+        for name, place in (("max CV", spread["cv"].idxmax()), ("min CV", spread["cv"].idxmin())):
+            where = ", ".join(f"{axis} {at}" for axis, at in zip(spread.index.names, np.atleast_1d(place), strict=True))
+            rows[f"{norm}, {name}: {where}"] = spread.loc[place]
+        rows[f"{norm}, average"] = spread[["mean", "std", "cv"]].mean()
+    titles = {"mean": "μ", "std": "σ", "cv": "CV", "max": "max", "min": "min"}
+    return pd.DataFrame(rows).T[list(titles)].rename(columns=titles)
 
 
 def _figures(by_layer, by_head, pairs) -> dict[str, Picture]:
@@ -276,7 +348,8 @@ def _figures(by_layer, by_head, pairs) -> dict[str, Picture]:
                 for column, title in grid.items()
                 for (layer, head, category), value in by_head[column].items()
                 if category in parts
-            }
+            },
+            {"own_scales": True},
         ),
         "scatter": Picture(cloud({category: list(some) for category, some in points.items()}), {"log_y": True}),
     }
@@ -304,6 +377,7 @@ def _summary(
             "‖f‖": means["f"],
             "% of the output": means["share"] * 100,
             "ρ(α, ‖f‖)": rho,
+            "±": np.nan,  # the bounds of exact correlations do not show
         },
         index=list(present),
     )
@@ -325,7 +399,13 @@ def test_norms(any_specimen, choice):
     # The first layer of a rotary model gives equal tokens equal vectors, whose order is left to rounding.
     layers = [layer for layer in layers if layer > 1]
     # Where some layers are looked at, so are some queries of sequences with more than six.
-    options = NormsOptions(seed=5, sampled_queries=6 if choice == "some" else 512)
+    options = NormsOptions(
+        seed=5,
+        opens_with=NormsOpening.dispersion if choice == "some" else NormsOpening.weights,
+        sampled_queries=6 if choice == "some" else 512,
+        scatter_pairs=10**6,
+        singular_value_heads=100,
+    )
     categories = reported(any_specimen, categories)
     findings = any_specimen.findings("norms", options, layers, categories)
     assert_published(findings, expected(any_specimen, layers, categories, options))
@@ -335,7 +415,11 @@ def test_norms(any_specimen, choice):
 @pytest.mark.parametrize("sampled", [4, 512])
 def test_norms_of_words(sampled):
     # Not of a causal model, where the first word's α of 1 is a tie that rounding may break: unit tests compare its pairs.
-    layers, of_words, options = [2, 3], words.of_words(made("bert")), NormsOptions(seed=5, sampled_queries=sampled)
+    layers, of_words, options = (
+        [2, 3],
+        words.of_words(made("bert")),
+        NormsOptions(seed=5, sampled_queries=sampled, scatter_pairs=10**6, singular_value_heads=100),
+    )
     categories = reported(of_words, None)
     findings = of_words.findings("norms", options, layers, categories)
     assert_published(findings, expected(of_words, layers, categories, options))
@@ -348,7 +432,7 @@ def test_cross_attention_of_words(sampled):
     layers, of_words, options = (
         [2, 3],
         words.of_translations(made("marian")),
-        NormsOptions(seed=5, sampled_queries=sampled),
+        NormsOptions(seed=5, sampled_queries=sampled, scatter_pairs=10**6, singular_value_heads=100),
     )
     categories = reported(of_words, None)
     findings = of_words.findings("norms", options, layers, categories)
@@ -356,6 +440,17 @@ def test_cross_attention_of_words(sampled):
 
 
 NORMS = {"alpha/all": 0.8, "alpha_f/all": 5.0, "alpha/cls": 0.25, "alpha_f/cls": 0.1, "alpha/other": 0.55}
+
+DISPERSION = {
+    "f/cv_max": 0.37,
+    "f/cv_max/layer": 2,
+    "f/cv_max/head": 4,
+    "f/cv_min": 0.12,
+    "f/cv_min/layer": 2,
+    "f/cv_min/head": 7,
+    "f/cv_mean": 0.22,
+    "x/cv_mean": 0.12,
+}
 
 CASES = [
     ({}, []),
@@ -446,6 +541,49 @@ CASES = [
             "tokens along the output vectors, where contributions add up.",
         ],
     ),
+    (
+        {"spearman/all": -0.3},
+        {"bounds": {"all": 0.0051, "cls": 0.4}},
+        ["Weights have a rank correlation of −0.30 ± 0.0051 with ‖f(x)‖ over the pairs of all texts."],
+    ),
+    (
+        {"spearman/all": -0.3},
+        {"bounds": {"all": 0.0049}},
+        ["Weights have a rank correlation of −0.30 with ‖f(x)‖ over the pairs of all texts."],
+    ),
+    *(
+        (
+            {"spearman/all": -0.3, "singular_values/ratio_min": low, "singular_values/ratio_max": high},
+            {"opens_with": NormsOpening(opens_with)},
+            sentences if opens_with == "weights" else sentences[::-1],
+        )
+        for low, high, opens_with, times in (
+            (1.71, 10.3, "weights", "1.7 to 10"),
+            (1.71, 10.3, "dispersion", "1.7 to 10"),
+            (1.71, 1.7101, "dispersion", "1.7"),
+        )
+        for sentences in [
+            [
+                "Weights have a rank correlation of −0.30 with ‖f(x)‖ over the pairs of all texts.",
+                f"The largest singular value of a head's map from x to f(x) is {times} times its smallest.",
+            ]
+        ]
+    ),
+    ({"singular_values/ratio_max": 10.3}, []),
+    ({name: value for name, value in DISPERSION.items() if name != "x/cv_mean"}, []),
+    (
+        DISPERSION,
+        [
+            "Over tokens, ‖f(x)‖ has a coefficient of variation of 0.22 on average, 0.37 in head 4 of layer 2 and 0.12 in "
+            "head 7 of layer 2; that of ‖x‖ is 0.12 on average."
+        ],
+    ),
+    (
+        DISPERSION | {"f/cv_min": 0.37, "f/cv_min/head": 4, "f/cv_mean": 0.37},  # of one head
+        [
+            "Over tokens, ‖f(x)‖ has a coefficient of variation of 0.37 in head 4 of layer 2; that of ‖x‖ is 0.12 on average."
+        ],
+    ),
     ({"spearman/cls": -0.5, "spearman/other": 0.25}, []),
     (
         {"spearman/cls": 0.0, "spearman/other": 0.25, "spearman/all": 0.125},
@@ -469,6 +607,8 @@ CLAIMS = {
     r"receive (\S+) of the attention weight but contribute only (\S+) of": lambda weight, norm: norm < weight,
     r"Norms overstate .* have (\S+) of Σ‖αf\(x\)‖, but (\S+) of": lambda norm, share: share < norm,
     r"Norms understate .* have (\S+) of Σ‖αf\(x\)‖, but (\S+) of": lambda norm, share: share > norm,
+    r"of variation of \S+ on average, (\S+) in head .* and (\S+) in head": lambda most, least: most > least,
+    r"map from x to f\(x\) is (\S+) to (\S+) times": lambda low, high: low < high,
     r"horter .* ‖f\(x\)‖ of (\S+) weighted by α, and of (\S+) with": lambda weighted, alike: weighted < alike,
     r"onger .* ‖f\(x\)‖ of (\S+) weighted by α, and of (\S+) with": lambda weighted, alike: weighted > alike,
 }

@@ -124,6 +124,7 @@ class Specimen:
             parameters=observer.parameters,
             methods=self.loaded.layout.methods,
             depth=self.loaded.layers,
+            dtype=torch.float64,
             names=self.encoder.categories.names,
             vocabulary=Vocabulary(
                 size=len(self.loaded.tokenizer),

@@ -100,6 +100,11 @@ FIGURES: dict[str, Figure] = {
         "layer", "head", "A caption of some length, which is wrapped where it is written below the panels. " * 3,
         "category",
     ),
+    "grid of maps with scales of their own": Heatmaps(
+        product(category=CATEGORIES, layer=range(1, 13), head=range(1, 13)).assign(more=0.01, most=9.5),
+        {"value": "α, summed over keys", "more": "‖αf(x)‖, summed over keys", "most": "‖f(x)‖, mean"},
+        "layer", "head", "Caption.", "category", own_scales=True,
+    ),
     "diverging grid": Heatmaps(
         product(category=CATEGORIES, layer=range(1, 25), head=range(1, 17)).assign(**{str(i): -1.0 for i in range(5)}),
         {"value": "j = 1023"} | {str(i): f"j = {i + 500}" for i in range(5)},
@@ -122,6 +127,9 @@ FIGURES: dict[str, Figure] = {
     "profiles with many neighbours": profile(40, 4096),
     "scatter": cloud(log_y=True, trim=0.005),
     "scatter with axes of its own": cloud(log_x=True, sharey=False, medians=True),
+    "scatter with kinds of points": cloud(
+        sharey=False, medians=True, series="point", series_titles={number: f"kind {number} of tokens" for number in range(4)}
+    ),
     "one map more than fits in a row": Heatmaps(
         product(method=list("012"), layer=range(1, 7), category=CATEGORIES),
         {"value": ""}, "layer", "category", "Caption.", "method", NUMBERED, limits=(0.0, 100.0),

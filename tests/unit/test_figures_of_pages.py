@@ -269,6 +269,36 @@ def test_categories_keep_their_colour_in_scatter_plots():
         np.testing.assert_allclose(cloud.get_facecolor()[0][:3], mpl.colors.to_rgb(colour))
 
 
+@pytest.mark.draws
+def test_kinds_of_points_have_colours_of_their_own_and_a_legend():
+    table = pd.DataFrame(
+        {"x": np.arange(1.0, 13), "y": 1.0, "panel": ["one", "two"] * 6, "kind": ["cls"] * 2 + ["a"] * 10}
+    )
+    titles = {"a": "ordinary tokens", "cls": "cls", "sep": "sep"}
+    figure = Scatter(table, "x", "y", "panel", {"one": "One", "two": "Two"}, "x", "y", "caption")
+    drawn = canvas(dataclasses.replace(figure, series="kind", series_titles=titles))
+    for axes, panel in zip(drawn.axes, ("one", "two"), strict=True):
+        for points_of, kind in zip(axes.collections, ("a", "cls"), strict=True):
+            own = table[(table["panel"] == panel) & (table["kind"] == kind)]
+            np.testing.assert_array_equal(points_of.get_offsets(), own[["x", "y"]])
+            colour = mpl.colors.to_hex(points_of.get_facecolor()[0]).upper()
+            assert (colour == CATEGORY_COLOURS["cls"]) == (kind == "cls")
+    (legend,) = drawn.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["ordinary tokens", "[CLS]"]
+
+
+@pytest.mark.draws
+def test_maps_with_scales_of_their_own_reach_their_own_maxima():
+    values = {"value": "a value", "more": "another"}
+    table = GRID.assign(value=GRID["value"].abs() * np.arange(1, 1 + len(GRID)), more=range(len(GRID)))
+    maps = Heatmaps(table, values, "layer", "head", "caption", "category", own_scales=True)
+    images = [axes.images[0] for axes in canvas(maps).axes if axes.images]
+    maxima = [rows[value].max() for _, rows in maps.panels() for value in values]
+    assert [image.get_clim() for image in images] == [(0.0, largest) for largest in maxima]
+    assert len(set(maxima)) == 4
+    assert caption_of(maps) == "caption Each map has its own scale."
+
+
 @pytest.mark.slow
 def numbered(table, titles):
     """Maps of categories with their numbers."""

@@ -91,7 +91,7 @@ def test_parts_of_the_pairs_are_those_of_the_whole(family, family_model):
             assert queries <= 4
             received[part.sequences, :, part.keys] += part.first.sum(dim=2)
             seeing[part.sequences, :, part.keys] += queries - part.unseen
-        assert int(seen.sum()) == int(pairs.visible_counts.sum()) * heads
+        assert int(seen.sum()) == int(pairs.visible_counts(pairs.keys.token_mask).sum()) * heads
         real = block.key_mask.unsqueeze(1)
         assert torch.equal(seeing * real, seen[:, :1].sum(dim=2))
         torch.testing.assert_close(received, (block.weights * seen).sum(dim=2), rtol=1e-6, atol=1e-9)

@@ -13,7 +13,7 @@ from normscope.analyses.norms import NORM_AXIS, WEIGHT_AXIS
 from normscope.data.batching import Batch
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.pair_histogram import Axis, PairHistogram, PairsPart
-from normscope.statistics.rank_correlation import RankCorrelation, rounded
+from normscope.statistics.rank_correlation import Correlation, RankCorrelation, rounded
 from normscope.statistics.uniform_sample import UniformSample
 
 F64 = torch.float64
@@ -144,7 +144,7 @@ def test_a_histogram_counts_every_pair_in_its_cell(monkeypatch, piece, stored, m
                     cell(AXES[0], float(first[b, h, q, k])), cell(AXES[1], float(second[b, h, k])), group[b, k]
                 ] += 1
     for histogram, group in itertools.product(whole, range(3)):
-        low, table = histogram.table(group)
+        low, table = histogram.table([group])
         found = np.zeros_like(expected[:, :, group])
         found[:, low : low + table.shape[1]] = table
         np.testing.assert_array_equal(found, expected[:, :, group])
@@ -156,7 +156,7 @@ def test_merged_counts_outgrow_32_bits():
     state |= {"low": torch.tensor(0), "counts": torch.tensor([[[2**31 - 1]], [[0]]], dtype=torch.int32)}
     for times in (1, 2, 3):
         histogram.merge_state_dict(state)
-        assert histogram.table(0)[1].tolist() == [[times * (2**31 - 1)], [0]]
+        assert histogram.table([0])[1].tolist() == [[times * (2**31 - 1)], [0]]
 
 
 def test_a_histogram_counts_a_single_pair_and_takes_none():
@@ -196,7 +196,7 @@ def test_equal_numbers_in_a_cell_of_their_own_are_no_error():
     first = (second + torch.rand(1, 1, 200, generator=generator)).round()
     bounds = []
     for numbers in (second, second + 0.01 * torch.rand(1, 1, 200, generator=generator)):
-        correlation = RankCorrelation(1, 1, Axis(0, 4, 6), Axis(0, 4, 3))
+        correlation = RankCorrelation(1, 1, Axis(0, 4, 6), Axis(0, 4, 3), exact=0)
         # The first of this test are distinct cells of one value each, which the histogram does not know.
         correlation.update(0, numbers, torch.zeros(1, 200, dtype=torch.long), [PairsPart(first[:, :, None])])
         found = correlation.compute()[0][0]
@@ -226,10 +226,11 @@ def _pairs_with_rounding(seed: int, dtype: torch.dtype) -> tuple[np.ndarray, np.
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("seed", range(10))
-def test_the_bound_holds_where_rounding_breaks_ties(seed, dtype):
+@pytest.mark.parametrize("exact", [0, 400])
+def test_the_bound_holds_where_rounding_breaks_ties(seed, dtype, exact):
     x, y, first, second = _pairs_with_rounding(seed, dtype)
     axis = rounded(Axis(-4, 1, 5), dtype)
-    correlation = RankCorrelation(1, 1, axis, axis)
+    correlation = RankCorrelation(1, 1, axis, axis, exact)
     group = torch.zeros(1, 400, dtype=torch.long)
     correlation.update(0, second[None, None], group, [PairsPart(first[None, None, None])])
     found = correlation.compute()[0][0]
@@ -237,7 +238,7 @@ def test_the_bound_holds_where_rounding_breaks_ties(seed, dtype):
     assert abs(found.spearman - exact) <= found.error_bound
     ordered = scipy.stats.spearmanr(first, second).statistic
     assert abs(ordered - exact) > 1e-3, "rounding matters"
-    without = RankCorrelation(1, 1, *[dataclasses.replace(axis, tolerance=0.0)] * 2)
+    without = RankCorrelation(1, 1, *[dataclasses.replace(axis, tolerance=0.0)] * 2, exact)
     without.update(0, second[None, None], group, [PairsPart(first[None, None, None])])
     assert without.compute()[0][0].error_bound < found.error_bound
 
@@ -263,8 +264,8 @@ def test_common_numbers_are_far_from_edges():
 
 @pytest.mark.parametrize("same", [True, False])
 def test_the_bound_reaches_no_further_than_a_correlation_can(same):
-    """With cells this coarse, the bounds of ρ are −1 and 1, and go no further."""
-    correlation = RankCorrelation(1, 1, Axis(0, 1, 0), Axis(0, 1, 0))
+    """With cells this coarse, the bounds of ρ are −1 and 1, and go no further; and no ρ is stated."""
+    correlation = RankCorrelation(1, 1, Axis(0, 1, 0), Axis(0, 1, 0), exact=0)
     first = torch.tensor([0.5, 2.0]).repeat_interleave(5)
     order = [0, 1, 2, 5, 6, 3, 4, 7, 8, 9]
     second = (first[order] if same else first.flip(0)[order]) * torch.linspace(1, 1.1, 10)
@@ -274,12 +275,21 @@ def test_the_bound_reaches_no_further_than_a_correlation_can(same):
     found = correlation.compute()[0][0]
     assert found.spearman == pytest.approx(0.2 if same else -0.2)
     assert found.error_bound == pytest.approx(1.2)
+    assert found.stated == Correlation(None, 10, found.error_bound, "its error may be as large as itself")
+
+
+@pytest.mark.parametrize(
+    ("spearman", "bound", "stated"),
+    [(-0.3, 0.29, -0.3), (-0.3, 0.3, None), (0.001, 0.0049, 0.001), (0.001, 0.005, None), (0.0051, 0.005, 0.0051)],
+)
+def test_a_rank_correlation_is_stated_if_its_error_is_smaller_or_does_not_show(spearman, bound, stated):
+    assert Correlation(spearman, 9, bound).stated.spearman == stated
 
 
 @pytest.mark.parametrize("pairs", range(3, 40))
 def test_pairs_with_cells_of_their_own_are_ranked_exactly(pairs):
     """The spread of ranks within cells is then zero, but rounding may make it negative."""
-    correlation = RankCorrelation(1, 1, Axis(0, 8, 3), Axis(0, 8, 3))
+    correlation = RankCorrelation(1, 1, Axis(0, 8, 3), Axis(0, 8, 3), exact=0)
     numbers = torch.tensor([2.0**power * (1 + step / 8) for power, step in grid(Axis(0, 8, 3))][:pairs])
     order = torch.randperm(pairs, generator=torch.Generator().manual_seed(pairs))
     parts = [PairsPart(numbers[None, None, None])]

@@ -167,13 +167,20 @@ def check_pairs(block, batch):
         close(torch.cat([weights for weights, _ in of_row], dim=1)[:, some, some].permute(1, 2, 0), alpha)
         seen = torch.cat([mask for _, mask in of_row], dim=1)[0, some, some]
         assert torch.equal(seen, torch.from_numpy((alpha > 0).any(axis=-1)))
-        assert pairs.visible_counts[row, some].tolist() == (alpha > 0).any(axis=-1).sum(axis=-1).tolist()
+        chosen_keys = torch.zeros_like(pairs.keys.token_mask)
+        chosen_keys[row, some] = torch.arange(len(alpha)) % 3 != 1
+        visible = (alpha > 0).any(axis=-1) & chosen_keys[row, some].numpy()
+        assert pairs.visible_counts(pairs.keys.token_mask)[row, some].tolist() == (
+            (alpha > 0).any(axis=-1).sum(axis=-1).tolist()
+        )
+        assert pairs.visible_counts(chosen_keys)[row, some].tolist() == visible.sum(axis=-1).tolist()
         chosen = np.array([4, 1])
         rows = torch.cat([part.first[0] for part in pairs.of_queries(row, chosen)], dim=1)
         close(rows[:, :, some].permute(1, 2, 0), alpha[chosen])
-        query, rank = torch.tensor([4, 2, 1]), torch.tensor([3, 1, 0])
-        key = [np.flatnonzero((alpha > 0).any(axis=-1)[q])[r] for q, r in zip(query, rank, strict=True)]
-        *place, weights = pairs.single(torch.stack([torch.full((3,), row), torch.ones(3).long(), query, rank]))
+        query, rank = torch.tensor([4, 2, 1]), torch.tensor([1, 1, 0])
+        key = [np.flatnonzero(visible[q])[r] for q, r in zip(query, rank, strict=True)]
+        places = torch.stack([torch.full((3,), row), torch.ones(3).long(), query, rank])
+        *place, weights = pairs.single(places, chosen_keys)
         assert torch.stack(place).tolist() == [[row] * 3, [1] * 3, key]
         close(weights, alpha[query, key, 1])
 

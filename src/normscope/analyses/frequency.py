@@ -7,6 +7,7 @@ and with its mixing ratio.
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -27,11 +28,12 @@ from normscope.maths.mixing import Method
 from normscope.maths.tensors import to_device
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.sites.layout import ModelLayout
+from normscope.results.codes import SPECIAL_TOKENS
 from normscope.results.figures import Figure, Scatter
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.rounding import begun, brief, enumeration
+from normscope.rounding import VISIBLE, begun, enumeration, estimate
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.pair_histogram import Axis, PairsPart
@@ -124,8 +126,9 @@ class _Tokens(NamedTuple):
     places: Int[Tensor, " token"]
     """Their indices into the flattened batch, padding included."""
     ranks: Int[Tensor, " token"]
-    groups: Sequence[Int[Tensor, "measure token"]]
-    """With and without special tokens: the group of each measure of each token; −1 for none."""
+    groups: Int[Tensor, "measure token"]
+    """The group of each measure of each token, in CPU memory: those of ordinary and of special tokens, one after the other; −1
+    for none."""
 
 
 class FrequencyAnalysis(Analysis):
@@ -143,11 +146,11 @@ class FrequencyAnalysis(Analysis):
         self._rank = torch.from_numpy(frequencies.rank)
         self._special = torch.from_numpy(np.isin(np.arange(len(frequencies.rank)), list(context.vocabulary.special)))
         self._measures = ("alpha", "f", *(str(method) for method in context.methods))
-        groups = len(self._measures) * len(SPECIALS)
+        groups = len(self._measures) * 2
         # The mean over layers, then every layer.
         self._ranks = RankCorrelation(1 + len(context.layers), groups, rounded(MEASURE_AXIS, context.dtype), RANK_AXIS)
         self._types = KeyedMeans(1, len(self._measures))  # by token id
-        self._sample = UniformSample(_POINTS, 1 + len(self._measures), options.seed)
+        self._sample = UniformSample(_POINTS, 2 + len(self._measures), options.seed)
         self.accumulators = {"ranks": self._ranks, "types": self._types, "sample": self._sample}
         self._tokens: _Tokens | None = None
         """The tokens of the current batch."""
@@ -165,11 +168,8 @@ class FrequencyAnalysis(Analysis):
         host, device = batch.host, batch.input_ids.device
         tokens = host.input_ids[host.token_mask]
         ranks, special = self._rank[tokens], self._special[tokens]
-        number = torch.arange(len(self._measures))[:, None] * len(SPECIALS)
-        groups = [
-            to_device(torch.where(counted, number + offset, -1), device)
-            for offset, counted in enumerate((ranks > 0, (ranks > 0) & ~special))
-        ]
+        number = torch.arange(len(self._measures))[:, None] * 2
+        groups = torch.where(ranks > 0, number + special.long(), -1)
         places = to_device(host.token_mask.flatten().nonzero()[:, 0], device)
         self._tokens = _Tokens(tokens, places, to_device(ranks, device), groups)
 
@@ -200,11 +200,13 @@ class FrequencyAnalysis(Analysis):
 
     def result(self) -> Result:
         """Correlations for all layers together and by layer, and the means of every token type."""
+        of_columns = [(measure, specials) for measure in self._measures for specials in SPECIALS]
+        columns = [some for first in range(0, 2 * len(self._measures), 2) for some in ([first, first + 1], [first])]
         table = pd.DataFrame(
             [
                 (layer, measure, specials, rho.spearman, rho.count, rho.error_bound, rho.reason)
-                for layer, correlations in zip((0, *self.context.layers), self._ranks.compute()[1:], strict=True)
-                for (measure, specials), rho in zip(self._groups(), correlations, strict=True)
+                for layer, correlations in zip((0, *self.context.layers), self._ranks.compute(columns)[1:], strict=True)
+                for (measure, specials), rho in zip(of_columns, (each.stated for each in correlations), strict=True)
             ],
             columns=["layer", "measure", "specials", "spearman", "count", "error_bound", "reason"],
         ).astype({"spearman": "Float64"})
@@ -221,7 +223,7 @@ class FrequencyAnalysis(Analysis):
         return Result(
             tables=tables,
             metrics=rolled.metrics,
-            sentences=sentences_of(rolled.metrics),
+            sentences=sentences_of(rolled.metrics, _bounds(overall)),
             curves=rolled.curves,
             figures=self._figures(),
             summaries={self.info.name: self._summary(overall)},
@@ -229,39 +231,33 @@ class FrequencyAnalysis(Analysis):
         )
 
     def _summary(self, overall: pd.DataFrame) -> Summary:
-        by_measure = (
-            overall.assign(spearman=overall["spearman"].astype(float))
-            .pivot(index="measure", columns="specials", values="spearman")
-            .loc[list(self._measures)]
-            .rename(index=MEASURES, columns=lambda name: f"{name} special tokens")
-            .rename_axis(columns=None)
-        )
+        bounds = overall["error_bound"].where((overall["error_bound"] >= VISIBLE) & overall["spearman"].notna())
+        numbers = overall.assign(spearman=overall["spearman"].astype(float), error_bound=bounds)
+        by_measure = numbers.pivot(index="measure", columns="specials", values=["spearman", "error_bound"])
+        titles = {"spearman": "{} special tokens", "error_bound": "± {}"}
+        by_measure.columns = pd.Index([titles[column].format(specials) for column, specials in by_measure.columns])
         return Summary(
-            by_measure,
+            by_measure.loc[list(self._measures)].rename(index=MEASURES),
             caption="rank correlation of frequency rank (1: the most frequent token) with each measure of a token, averaged "
             "over layers; above 0, rarer tokens have larger values",
         )
 
-    def _groups(self) -> list[tuple[str, str]]:
-        return [(measure, specials) for measure in self._measures for specials in SPECIALS]
-
     def _correlate(self, row: int, measures: Tensor, tokens: "_Tokens") -> None:
-        # The measures lie along the batch axis, and each is a group.
-        first = measures[:, None, None]
-        second = tokens.ranks.to(measures.dtype).expand(len(self._measures), 1, -1)
-        for group in tokens.groups:
-            self._ranks.update(row, second, group, [PairsPart(first)])
+        # The measures lie along the batch axis. Half precision would round ranks.
+        second = tokens.ranks.float().expand(len(self._measures), 1, -1)
+        self._ranks.update(row, second, tokens.groups, [PairsPart(measures[:, None, None])])
 
     def _add_to_sample(self, means: Tensor, tokens: Tensor, batch: Batch) -> None:
-        rows = torch.cat([self._rank[tokens].double()[None], means.double()]).T
-        # The figure shows ordinary tokens with a rank: special tokens are in every sequence and would dominate it.
-        ordinary = ~self._special[tokens] & (rows[:, 0] > 0)
-        sequences = batch.host.token_mask.nonzero()[:, 0][ordinary]
-        counts = torch.bincount(sequences, minlength=batch.sequences)
-        before, ordinary_rows = (counts.cumsum(0) - counts).numpy(), rows[ordinary]
+        ranks = self._rank[tokens]
+        ranked = ranks > 0
+        host = batch.host
+        kinds = host.categories[host.token_mask].masked_fill(~self._special[tokens], -1)
+        rows = torch.cat([ranks.double()[None], kinds.double()[None], means.double()]).T[ranked]
+        counts = torch.bincount(host.token_mask.nonzero()[:, 0][ranked], minlength=batch.sequences)
+        before = (counts.cumsum(0) - counts).numpy()
 
         def take(which: np.ndarray, positions: np.ndarray) -> Tensor:
-            return ordinary_rows[torch.from_numpy(before[which] + positions)]
+            return rows[torch.from_numpy(before[which] + positions)]
 
         names = [(fingerprint,) for fingerprint in batch.fingerprints]
         self._sample.update(list(zip(names, counts.tolist(), strict=True)), take)
@@ -284,8 +280,10 @@ class FrequencyAnalysis(Analysis):
         try:
             rows = self._sample.compute()
         except EmptyAccumulatorError:
-            rows = torch.zeros(0, 1 + len(self._measures))
-        return pd.DataFrame(rows.numpy(), columns=["rank", *self._measures]).astype({"rank": int})
+            rows = torch.zeros(0, 2 + len(self._measures))
+        sample = pd.DataFrame(rows.numpy(), columns=["rank", "tokens", *self._measures])
+        kinds = [_ORDINARY if kind < 0 else _kind(self.context.names[kind]) for kind in sample["tokens"].astype(int)]
+        return sample.assign(tokens=kinds).astype({"rank": int})
 
     def _figures(self) -> dict[str, Figure]:
         sample = self._sampled()
@@ -295,10 +293,10 @@ class FrequencyAnalysis(Analysis):
         weights, with_residual = str(Method.ATTN_W), str(Method.ATTNRES_W)
         if {weights, with_residual} <= set(ratios) and np.allclose(sample[with_residual], sample[weights] / 2):
             del titles[with_residual]  # weights that add up to 1: the same cloud twice
-            left_out = f" {_short(with_residual)} is half of {_short(weights)}, and is left out as well."
+            left_out = f" {_short(with_residual)} is half of {_short(weights)}, and is left out."
         return {
             "scatter": Scatter(
-                table=percentages.melt("rank", var_name="measure", value_name="value"),
+                table=percentages.melt(["rank", "tokens"], var_name="measure", value_name="value"),
                 x="rank",
                 y="value",
                 panel="measure",
@@ -308,10 +306,11 @@ class FrequencyAnalysis(Analysis):
                 log_x=True,
                 sharey=False,
                 medians=True,
+                series="tokens",
+                series_titles={kind: kind for kind in (_ORDINARY, *SPECIAL_TOKENS, _OTHER_SPECIAL)},
                 caption=(
                     "Each measure of a token occurrence against its token's frequency rank (1: the most frequent). The line is "
-                    "the median in bins of rank: where it rises, rarer tokens have larger values. Special tokens are left "
-                    f"out.{left_out}"
+                    f"the median in bins of rank: where it rises, rarer tokens have larger values.{left_out}"
                 ),
             )
         }
@@ -326,19 +325,34 @@ def _panel_title(measure: str) -> str:
     return f"mixing ratio (%), {_short(measure)}" if measure in set(Method) else MEASURES[measure]
 
 
+_ORDINARY, _OTHER_SPECIAL = "ordinary tokens", "other special tokens"
+
+
+def _kind(category: str) -> str:
+    """What the figure calls special tokens of a category."""
+    return category if category in SPECIAL_TOKENS else _OTHER_SPECIAL
+
+
 _APART = 0.1
 """Rank correlations nearer to 0 say that there is no order to speak of."""
 
 
-def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
+def _bounds(overall: pd.DataFrame) -> dict[str, float]:
+    """The error bounds of rank correlations, by their names."""
+    names = "spearman/" + overall["measure"] + "/" + overall["specials"] + "_specials"
+    return dict(zip(names, overall["error_bound"], strict=True))
+
+
+def sentences_of(metrics: Mapping[str, float], bounds: Mapping[str, float] = MappingProxyType({})) -> list[Sentence]:
     """Whether frequent tokens have shorter vectors, and the rank correlations with the frequency rank.
 
     Args:
         metrics: Numbers by name; missing ones are skipped.
+        bounds: By how much they may be wrong, by the same names.
     """
     titles = {"alpha": "the weight that it receives", "f": "‖f(x)‖", "attnresln_n": "its mixing ratio"}
     parts = [
-        f"{brief(metrics[key], signed=True)} with {title}"
+        f"{estimate(metrics[key], bounds.get(key, 0.0))} with {title}"
         for measure, title in titles.items()
         if (key := f"spearman/{measure}/with_specials") in metrics
     ]

@@ -5,7 +5,11 @@ shares beside them do.
 """
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -13,8 +17,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from normscope.analyses import dispersion
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
-from normscope.analyses.declarations.norms import NORMS, NormsOptions
+from normscope.analyses.declarations.norms import NORMS, NormsOpening, NormsOptions
 from normscope.analyses.finite import require_finite
 from normscope.analyses.pairs import Pairs, pairs_of
 from normscope.data.batching import Batch
@@ -28,7 +33,7 @@ from normscope.results.figures import Figure, Heatmaps, Lines, Scatter
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
-from normscope.rounding import begun, brief, brief_share, compared, shares_differ
+from normscope.rounding import VISIBLE, begun, brief, brief_share, compared, estimate, shares_differ
 from normscope.statistics.accumulator import EmptyAccumulatorError, accumulation_device
 from normscope.statistics.counts import Counts
 from normscope.statistics.grouped import GroupedMoments
@@ -37,6 +42,8 @@ from normscope.statistics.pair_histogram import Axis
 from normscope.statistics.rank_correlation import RankCorrelation, rounded
 from normscope.statistics.tidy import tidy
 from normscope.statistics.uniform_sample import UniformSample
+
+T = TypeVar("T")
 
 MEASURES = {
     "alpha": "α: attention weight",
@@ -50,7 +57,7 @@ MEASURES = {
 WEIGHT_AXIS = Axis(-30, 0, 5)
 NORM_AXIS = Axis(-10, 12, 6)
 
-_SAMPLED = ("layer", "head", "category", "alpha", "f")
+_SAMPLED = ("layer", "head", "alpha", "f")
 """Columns of the sampled pairs."""
 
 
@@ -73,15 +80,19 @@ class NormsAnalysis(Analysis):
         axes = rounded(WEIGHT_AXIS, context.dtype), rounded(NORM_AXIS, context.dtype)
         self._correlation = RankCorrelation(layers, len(context.names), *axes)
         self._queries = Counts(1, 2)  # of the correlation, and of all
-        self._sample = UniformSample(options.scatter_pairs, len(_SAMPLED), options.seed)
+        # As many pairs of each category: a sample of all pairs would have few with keys that are in every sequence once.
+        strata = [category for category in context.categories if category != ALL] or [ALL]
+        self._strata = dataclasses.replace(context, categories=strata)
+        size = -(-options.scatter_pairs // len(strata))
+        self._samples = [UniformSample(size, len(_SAMPLED), options.seed) for _ in strata]
         self.accumulators = {
             "shares": self._shares,
             "norms": self._norms,
             "inputs": self._inputs,
             "alike": self._alike,
             "pairs": self._correlation,
-            "sample": self._sample,
             "queries": self._queries,
+            **{f"sample_{number}": sample for number, sample in enumerate(self._samples)},
         }
 
     @classmethod
@@ -127,7 +138,7 @@ class NormsAnalysis(Analysis):
         if (used < batch.lengths).any():
             drawn = map(self._drawn, batch.fingerprints, batch.lengths.tolist(), used.tolist())
             parts = (part for row, queries in enumerate(drawn) for part in pairs.of_queries(row, queries))
-        self._correlation.update(layer, pairs.norms, pairs.keys.categories, parts)
+        self._correlation.update(layer, pairs.norms, pairs.keys.host.categories, parts)
 
     def _drawn(self, fingerprint: int, length: int, size: int) -> Int[np.ndarray, " query"]:
         """The indices of the queries drawn from a sequence."""
@@ -135,32 +146,36 @@ class NormsAnalysis(Analysis):
             return np.arange(length)
         return np.sort(np.random.default_rng([self.options.seed, fingerprint]).choice(length, size, replace=False))
 
-    def _draw(self, pairs_of_block: Pairs) -> None:
-        """Offer the visible pairs of a block to the sample, which draws uniformly from those of all layers and heads.
+    def _draw(self, pairs: Pairs) -> None:
+        """Offer the visible pairs of a block to the samples, each of which draws uniformly from those of all layers and heads.
 
-        The visible pairs of a sequence are numbered by head, query and key, so neither its padding nor the other sequences of
-        its batch change the sample.
+        The visible pairs of a sequence with keys of a category are numbered by head, query and key, so neither its padding nor
+        the other sequences of its batch change the sample.
         """
-        block, batch = pairs_of_block.block, pairs_of_block.batch
-        heads, queries = block.query.shape[1], batch.token_mask.shape[1]
-        ends = pairs_of_block.visible_counts.cumsum(axis=-1)  # pairs of one head, up to and including each query
-        pairs = ends[:, -1]
-        before = pairs.cumsum() - pairs  # pairs of one head in the sequences before
+        block, batch = pairs.block, pairs.batch
+        for number, (sample, chosen) in enumerate(
+            zip(self._samples, self._strata.members(pairs.keys.host), strict=True)
+        ):
+            count = functools.partial(pairs.visible_counts, chosen)
+            # Pairs of one head, up to and including each query.
+            ends = batch.once(("visible pairs", block.mask, number), count).cumsum(axis=-1)
+            populations = [
+                ((fingerprint, block.layer), block.query.shape[1] * int(of_head))
+                for fingerprint, of_head in zip(batch.fingerprints, ends[:, -1], strict=True)
+            ]
+            sample.update(populations, functools.partial(self._take, pairs, chosen, ends))
 
-        def take(rows: np.ndarray, positions: np.ndarray) -> Tensor:
-            head, pair = np.divmod(positions, pairs[rows])
-            # One search in the pairs of all sequences, one after the other.
-            query = (
-                np.searchsorted((ends + before[:, None]).ravel(), pair + before[rows], side="right") - rows * queries
-            )
-            rank = pair - np.where(query > 0, ends[rows, query - 1], 0)
-            return _rows(pairs_of_block, torch.from_numpy(np.stack([rows, head, query, rank])))
-
-        populations = [
-            ((fingerprint, block.layer), heads * int(number))
-            for fingerprint, number in zip(batch.fingerprints, pairs, strict=True)
-        ]
-        self._sample.update(populations, take)
+    @staticmethod
+    def _take(pairs: Pairs, chosen: Tensor, ends: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> Tensor:
+        """Some visible pairs with the chosen keys, given their sequences and their numbers in these."""
+        of_head = ends[:, -1]
+        before = of_head.cumsum() - of_head  # pairs of one head in the sequences before
+        head, pair = np.divmod(positions, of_head[rows])
+        # One search in the pairs of all sequences, one after the other.
+        within = (ends + before[:, None]).ravel()
+        query = np.searchsorted(within, pair + before[rows], side="right") - rows * ends.shape[1]
+        rank = pair - np.where(query > 0, ends[rows, query - 1], 0)
+        return _rows(pairs, torch.from_numpy(np.stack([rows, head, query, rank])), chosen)
 
     def result(self) -> Result:
         """Tables and figures of sections 4.1 to 4.3, and the expansion rates of the weights."""
@@ -168,26 +183,34 @@ class NormsAnalysis(Analysis):
         by_head = self._reported(of_heads)
         by_layer = self._by_layer(by_head)
         correlation = self._correlations()
-        tables = {"by_layer": by_layer, "by_head": by_head, "correlation": correlation}
+        spread, of_inputs = self._dispersion()
+        maps = dispersion.singular_values_table(self.context)
+        tables = {
+            "by_layer": by_layer,
+            "by_head": by_head,
+            "correlation": correlation,
+            "dispersion": spread,
+            "input_dispersion": of_inputs,
+            "singular_values": maps,
+        }
         rolled = roll_up(self.info.published, tables | {"by_head": of_heads})
         expansion = self._expansion()
-        metrics = {**rolled.metrics, **self._dispersion("f", self._norms), **self._dispersion("x", self._inputs)}
-        metrics |= self._with_equal_weights() | _mean_rates(expansion)
+        metrics = {**rolled.metrics, **self._with_equal_weights(), **_mean_rates(expansion)}
         curves = rolled.curves if expansion is None else {**rolled.curves, "expansion": expansion["rate"]}
+        drawn = dispersion.drawn_heads(maps, self.options.singular_value_heads, self.options.seed)
+        figures = describe_figures(by_layer, by_head, self._sampled()), dispersion.figures(spread, drawn)
+        overall = correlation[correlation["layer"] == 0].set_index("category")
+        bounds = {str(category): bound for category, bound in overall["error_bound"].items()}
+        summary = dispersion.summary(spread, of_inputs)
+        if self.options.opens_with is NormsOpening.weights:
+            summary = _summary(by_layer, overall, has_output_bias=self._has_output_bias())
         return Result(
             tables=tables,
             metrics=metrics,
-            sentences=sentences_of(metrics, self._unseen(by_head, correlation)),
+            sentences=sentences_of(metrics, self._unseen(by_head, correlation), bounds, self.options.opens_with),
             curves=curves,
-            figures=describe_figures(by_layer, by_head, self._sampled()),
-            summaries={
-                self.info.name: Summary(
-                    _summary(by_layer, rolled.metrics, has_output_bias=self._has_output_bias()),
-                    caption="what a query receives from all keys of a category, on average: their weight α, the norms ‖αf‖ of "
-                    "their weighted vectors, and their signed share of the attention output; also the mean norm ‖f‖ of a "
-                    "key's vector, and the rank correlation ρ of weights with norms",
-                )
-            },
+            figures=dict(itertools.chain(*(some.items() for some in _in_order(figures, self.options.opens_with)))),
+            summaries={self.info.name: summary},
             notes=self._notes(expansion),
         )
 
@@ -257,31 +280,22 @@ class NormsAnalysis(Analysis):
             "layer", kind="stable", ignore_index=True
         )
 
-    def _dispersion(self, letter: str, moments: GroupedMoments) -> dict[str, float]:
-        """How much norms vary over all tokens: the coefficient of variation by layer, and by head if there are several."""
-        summary = moments.compute()
-        table = tidy(
-            {"mean": summary.mean[..., -1], "std": summary.deviation[..., -1]},  # the last group is `all`
-            layer=self.context.layers,
-            head=range(1, summary.mean.shape[1] + 1),
-        )
-        table = self.context.with_heads(table)
-        variation = table["std"] / table["mean"]
-        metrics = {f"{letter}/cv_{how}": float(variation.agg(how)) for how in ("max", "min", "mean")}
-        if moments is self._norms:
-            metrics |= {f"{letter}/{column}": float(table[column].mean()) for column in ("mean", "std")}
-        return metrics
+    def _dispersion(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """How much ‖f(x)‖ varies over all tokens, by layer and head, and how much ‖x‖ does, by layer."""
+        of_heads = self.context.with_heads(dispersion.dispersion_table(self._norms, self.context))
+        return of_heads, dispersion.dispersion_table(self._inputs, self.context).drop(columns="head")
 
     def _correlations(self) -> pd.DataFrame:
         try:
-            results = self._correlation.compute(union=True)
+            groups = [[group] for group in range(len(self.context.names))]
+            results = self._correlation.compute([*groups, list(range(len(groups)))])
         except EmptyAccumulatorError:
             results = []
         table = pd.DataFrame(
             [
                 (layer, category, rho.spearman, rho.count, rho.error_bound, rho.reason)
                 for layer, row in zip((0, *self.context.layers), results, strict=False)
-                for category, rho in zip((*self.context.names, ALL), row, strict=True)
+                for category, rho in zip((*self.context.names, ALL), (each.stated for each in row), strict=True)
                 if category in self.context.categories and rho.count
             ],
             columns=["layer", "category", "spearman", "count", "error_bound", "reason"],
@@ -300,12 +314,15 @@ class NormsAnalysis(Analysis):
         return pd.DataFrame(rates, columns=["layer", "rate", "rate_with_output_bias"]).set_index("layer")
 
     def _sampled(self) -> pd.DataFrame:
-        try:
-            rows = self._sample.compute()
-        except EmptyAccumulatorError:
-            rows = torch.zeros(0, len(_SAMPLED))
-        table = pd.DataFrame(rows.numpy(), columns=list(_SAMPLED)).astype({"layer": int, "head": int})
-        return table.assign(category=[self.context.names[int(index)] for index in table["category"]])
+        tables = []
+        for category, sample in zip(self._strata.categories, self._samples, strict=True):
+            try:
+                rows = sample.compute().numpy()
+            except EmptyAccumulatorError:
+                continue
+            table = pd.DataFrame(rows, columns=list(_SAMPLED)).astype({"layer": int, "head": int})
+            tables.append(table.assign(category=category))
+        return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*_SAMPLED, "category"])
 
 
 def _mean_rates(expansion: pd.DataFrame | None) -> dict[str, float]:
@@ -324,7 +341,7 @@ def _sums(values: Float[Tensor, "batch *shape"]) -> Float[Tensor, "1 *shape"]:
     return values.to(accumulation_device(values.device)).double().sum(dim=0, keepdim=True)
 
 
-def _summary(by_layer: pd.DataFrame, metrics: Mapping[str, float], *, has_output_bias: bool) -> pd.DataFrame:
+def _summary(by_layer: pd.DataFrame, correlation: pd.DataFrame, *, has_output_bias: bool) -> Summary:
     """By category; if tokens of all categories are reported, the last row is what b_O adds to the attention output."""
     means = by_layer.pivot_table(index="category", columns="measure", values="sequence_mean", sort=False)
     means.columns.name = None
@@ -333,12 +350,17 @@ def _summary(by_layer: pd.DataFrame, metrics: Mapping[str, float], *, has_output
     if whole:
         means.insert(2, "‖αf‖, % of total", means["alpha_f"] / whole * 100)
     titles = {"alpha": "α", "alpha_f": "‖αf‖", "f": "‖f‖", "share": "% of the output"}
-    table = means.rename(columns=titles).join(
-        pd.Series(by_axes("spearman/<category>", metrics), dtype=float, name="ρ(α, ‖f‖)")
-    )
+    rho = correlation[["spearman", "error_bound"]].astype(float)
+    rho["error_bound"] = rho["error_bound"].where((rho["error_bound"] >= VISIBLE) & rho["spearman"].notna())
+    table = means.rename(columns=titles).join(rho.set_axis(["ρ(α, ‖f‖)", "±"], axis=1))
     if has_output_bias and ALL in table.index:
         table.loc["b_O", "% of the output"] = 100 - float(table["% of the output"][ALL])
-    return table.rename(index=category_name)
+    return Summary(
+        table.rename(index=category_name),
+        caption="what a query receives from all keys of a category, on average: their weight α, the norms ‖αf‖ of their "
+        "weighted vectors, and their signed share of the attention output; also the mean norm ‖f‖ of a key's vector, and the "
+        "rank correlation ρ of weights with norms",
+    )
 
 
 def describe_figures(by_layer: pd.DataFrame, by_head: pd.DataFrame, sample: pd.DataFrame) -> dict[str, Figure]:
@@ -386,6 +408,7 @@ def _by_head_figure(table: pd.DataFrame) -> Heatmaps:
         values={"alpha": "α, summed over keys", "alpha_f": "‖αf(x)‖, summed over keys", "f": "‖f(x)‖, mean"},
         row="layer",
         column="head",
+        own_scales=True,
         caption=(
             "Weight α, norm of the weighted vector ‖αf(x)‖ and norm of the vector ‖f(x)‖ by layer and head. Where a category "
             "has large weights but short weighted vectors, the heads attend to tokens that contribute little."
@@ -408,19 +431,19 @@ def _scatter_figure(table: pd.DataFrame, categories: Sequence[str]) -> Scatter:
         log_y=True,
         trim=0.01,
         caption=(
-            "Weight against vector norm by category of the key, for a uniform sample of the visible query–key pairs of all "
-            f"layers and heads{counted}. Where the cloud falls to the right, large weights go to short vectors. The axes "
-            "leave out at most 1% of each category's points at either end."
+            "Weight against vector norm by category of the key, for a uniform sample of each category's visible query–key "
+            f"pairs of all layers and heads{counted}. Where the cloud falls to the right, large weights go to short vectors. "
+            "The axes leave out at most 1% of each category's points at either end."
         ),
     )
 
 
-def _rows(pairs: Pairs, places: Int[Tensor, "4 pair"]) -> Float[Tensor, "pair column"]:
-    """One row per pair, given its sequence, head, query and rank among the keys that the query sees."""
-    row, head, key, weights = pairs.single(places)
-    columns = torch.full_like(weights, pairs.block.layer), head + 1, pairs.keys.categories[row, key], weights
+def _rows(pairs: Pairs, places: Int[Tensor, "4 pair"], chosen: Tensor) -> Float[Tensor, "pair column"]:
+    """One row per pair, given its sequence, head, query and rank among the chosen keys that the query sees."""
+    row, head, key, weights = pairs.single(places, chosen)
+    columns = torch.full_like(weights, pairs.block.layer), head + 1, weights, pairs.norms[row, head, key]
     device = accumulation_device(weights.device)
-    return torch.stack([column.to(device).double() for column in (*columns, pairs.norms[row, head, key])], dim=1)
+    return torch.stack([column.to(device).double() for column in columns], dim=1)
 
 
 _LEAST_OF_TOKENS = 0.05
@@ -431,16 +454,30 @@ _NO_SINK = 0.999
 """Weight on all keys together above which no learned sink takes part of it: such a part would be missing from ‖αf(x)‖."""
 
 
-def sentences_of(metrics: Mapping[str, float], unseen: Collection[str] = ()) -> list[Sentence]:
-    """What special tokens contribute beside their weight, where norms mislead, and whether short vectors get the weight.
+def sentences_of(
+    metrics: Mapping[str, float],
+    unseen: Collection[str] = (),
+    bounds: Mapping[str, float] = MappingProxyType({}),
+    opens_with: NormsOpening = NormsOpening.weights,
+) -> list[Sentence]:
+    """What special tokens contribute beside their weight, where norms mislead, whether short vectors get the weight; how much
+    norms vary.
 
     Args:
         metrics: Numbers by name; missing ones are skipped.
         unseen: Categories whose tokens no other token sees, as a [SEP] at the end of the texts of a causal model: nothing is
             said about them.
+        bounds: The largest possible error of the rank correlations, by category.
+        opens_with: What comes first.
     """
     seen = {name: value for name, value in metrics.items() if name.rpartition("/")[2] not in unseen}
-    return [*_weight_and_norm(seen), *_norm_and_share(seen), *_shorter(seen)]
+    of_weights = [*_weight_and_norm(seen), *_norm_and_share(seen), *_shorter(seen, bounds.get(ALL, 0.0))]
+    return list(itertools.chain(*_in_order((of_weights, dispersion.sentences(metrics)), opens_with)))
+
+
+def _in_order(parts: tuple[T, T], opens_with: NormsOpening) -> tuple[T, T]:
+    """What is about weights and what is about dispersion, in the order that was asked for."""
+    return parts if opens_with is NormsOpening.weights else (parts[1], parts[0])
 
 
 def _weight_and_norm(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -493,14 +530,14 @@ def _norm_and_share(metrics: Mapping[str, float]) -> list[Sentence]:
     return [Sentence(text, figure="by_layer", table="by_layer", surprising=True)]
 
 
-def _shorter(metrics: Mapping[str, float]) -> list[Sentence]:
+def _shorter(metrics: Mapping[str, float], bound: float) -> list[Sentence]:
     """Whether keys with larger weights have shorter vectors: over all pairs as in the paper, and within a query.
 
     Pairs of all texts cannot tell: weights are smaller in longer texts, whichever vectors these have.
     """
     parts, shorter = [], False
     if "spearman/all" in metrics:
-        rho = brief(metrics["spearman/all"], signed=True)
+        rho = estimate(metrics["spearman/all"], bound)
         parts.append(f"weights have a rank correlation of {rho} with ‖f(x)‖ over the pairs of all texts")
     weighted, alike = metrics.get("alpha_f/all"), metrics.get("f/uniform")
     without_sinks = metrics.get("alpha/all", 0.0) > _NO_SINK

@@ -70,19 +70,23 @@ class Pairs(abc.ABC):
         """Σ_i α_ij if the keys that a query sees had equal weights, 1/n_i for n_i keys; None if that is not defined."""
         return None
 
-    @property
     @abc.abstractmethod
-    def visible_counts(self) -> Int[np.ndarray, "batch query"]:
-        """How many keys each query sees; 0 at padding. This does not depend on any number that the model computes."""
+    def visible_counts(self, chosen: Bool[Tensor, "batch key"]) -> Int[np.ndarray, "batch query"]:
+        """How many of some keys each query sees; 0 at padding. This does not depend on any number that the model computes.
+
+        Args:
+            chosen: The keys, none of which is padding; in CPU memory.
+        """
 
     @abc.abstractmethod
     def single(
-        self, places: Int[Tensor, "4 pair"]
+        self, places: Int[Tensor, "4 pair"], chosen: Bool[Tensor, "batch key"]
     ) -> tuple[Int[Tensor, " pair"], Int[Tensor, " pair"], Int[Tensor, " pair"], Float[Tensor, " pair"]]:
         """Single pairs: the sequence, head and key of each, and α_ij.
 
         Args:
-            places: Sequence, head, query, and n, for the n-th key that the query sees, from 0; in CPU memory.
+            places: Sequence, head, query, and n, for the n-th of the chosen keys that the query sees, from 0; in CPU memory.
+            chosen: The keys, likewise.
         """
 
 
@@ -155,7 +159,7 @@ class TokenPairs(Pairs):
 
     def _receive_alike(self) -> Float[Tensor, "batch key"]:
         rule, keys = (self.block.mask or Mask()).of_positions, self.keys.host.token_mask
-        counts = torch.from_numpy(self.visible_counts).double()
+        counts = torch.from_numpy(self.visible_counts(keys)).double()
         shares = counts.reciprocal().masked_fill_(counts == 0, 0)
         received = torch.zeros(keys.shape, dtype=torch.float64)
         sequences, queries, columns = (torch.arange(n) for n in (len(keys), shares.shape[1], keys.shape[1]))
@@ -165,22 +169,19 @@ class TokenPairs(Pairs):
             received[:, of] += (seen * shares[:, some, None]).sum(dim=1)
         return to_device(received * keys, self.norms.device)
 
-    @property
-    def visible_counts(self) -> Int[np.ndarray, "batch query"]:
-        """How many keys each query sees."""
-        mask, batch = self.block.mask or Mask(), self.batch
+    def visible_counts(self, chosen: Bool[Tensor, "batch key"]) -> Int[np.ndarray, "batch query"]:
+        """How many of some keys each query sees."""
+        queries = self.batch.host.token_mask
+        seen = (self.block.mask or Mask()).visible_counts(chosen, queries.shape[1])
+        return np.asarray(seen.masked_fill(~queries, 0).numpy())
 
-        def counts() -> np.ndarray:
-            queries = batch.host.token_mask
-            seen = mask.visible_counts(self.keys.host.token_mask, queries.shape[1])
-            return np.asarray(seen.masked_fill(~queries, 0).numpy())
-
-        return batch.once(("visible counts", self.block.mask), counts)
-
-    def single(self, places: Int[Tensor, "4 pair"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def single(
+        self, places: Int[Tensor, "4 pair"], chosen: Bool[Tensor, "batch key"]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Single pairs."""
-        row, head, query, rank = to_device(places, self.norms.device)
-        key = self.block.alpha.seen.key_at(row, query, rank)
+        device = self.norms.device
+        row, head, query, rank = to_device(places, device)
+        key = self.block.alpha.seen.key_at(row, query, rank, to_device(chosen, device))
         return row, head, key, self.block.alpha.at(row, head, query, key)
 
 
@@ -281,16 +282,17 @@ class WordPairs(Pairs):
         of_keys = groups.rows @ visible[:, 0].to(groups.rows)
         return exist & (groups.sums(of_keys.expand(sequences, -1, -1)) > 0)
 
-    @cached_property
-    def visible_counts(self) -> Int[np.ndarray, "batch query"]:
-        """How many source words each target word sees."""
-        return np.asarray(self._seen_on_host.sum(dim=-1).numpy())
+    def visible_counts(self, chosen: Bool[Tensor, "batch key"]) -> Int[np.ndarray, "batch query"]:
+        """How many of some source words each target word sees."""
+        return np.asarray((self._seen_on_host & chosen[:, None]).sum(dim=-1).numpy())
 
-    def single(self, places: Int[Tensor, "4 pair"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def single(
+        self, places: Int[Tensor, "4 pair"], chosen: Bool[Tensor, "batch key"]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Single pairs."""
         row, head, query, rank = places
         groups = self._groups.host
-        key = ranked(self._seen_on_host[row, query], rank)
+        key = ranked(self._seen_on_host[row, query] & chosen[row], rank)
         of_target = groups.targets.of_token[row] == query[:, None]
         of_source = groups.units.of_token[row] == key[:, None]
         # Every token of the target word with every token of the source word.

@@ -278,16 +278,21 @@ class Visibility:
         return self._rule.visible_counts(self.keys, self.lengths[1]).masked_fill(~self.queries, 0)
 
     def key_at(
-        self, rows: Int[Tensor, " pair"], queries: Int[Tensor, " pair"], ranks: Int[Tensor, " pair"]
+        self,
+        rows: Int[Tensor, " pair"],
+        queries: Int[Tensor, " pair"],
+        ranks: Int[Tensor, " pair"],
+        chosen: Bool[Tensor, "batch key"],
     ) -> Int[Tensor, " pair"]:
-        """The n-th visible key of each query.
+        """The n-th of some keys that each query sees.
 
         Args:
             rows: The sequence of each pair.
             queries: The query of each pair.
-            ranks: n for each pair: at least 0 and less than the query's `counts`.
+            ranks: n for each pair: at least 0 and less than the number of these keys that the query sees.
+            chosen: The keys, none of which is padding.
         """
-        return self._rule.visible_keys(rows, queries, ranks, self.keys)
+        return self._rule.visible_keys(rows, queries, ranks, chosen)
 
     @cached_property
     def only_itself(self) -> Bool[Tensor, "batch query"]:

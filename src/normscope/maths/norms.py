@@ -208,3 +208,41 @@ def expansion_rate(
         constant = constant + output_bias.cpu().double()
     squares = linear.square().sum() + constant.square().sum() + 1
     return float((squares / (len(linear) + 1)).sqrt())
+
+
+def singular_values(
+    value_weight: Float[Tensor, "head model head_dim"],
+    value_bias: Float[Tensor, "head head_dim"],
+    output_weight: Float[Tensor, "head head_dim model"],
+) -> Float[Tensor, "head index"]:
+    """Singular values of each head's affine map x ↦ f^h(x), the largest first.
+
+    As a linear map of model + 1 dimensions, it is [[W_V W_O, 0], [b_V W_O, 1]] = P Q with P = [[W_V, 0], [b_V, 1]] and
+    Q = [[W_O, 0], [0, 1]]. With P = U R and Qᵀ = V S, where the columns of U and V are orthonormal, its singular values are
+    those of R Sᵀ, a matrix of the head's size, and zeros, which are left out.
+
+    Args:
+        value_weight: W_V per head.
+        value_bias: b_V per head.
+        output_weight: W_O per head.
+
+    Returns:
+        One more value than head_dim (or model, if that is smaller), in float64. Values that rounding cannot tell from 0 are 0.
+
+    Source: Kobayashi et al. 2020, appendix A.
+    """
+    heads = []
+    for weight, bias, output in zip(value_weight, value_bias, output_weight, strict=True):
+        sides = torch.cat([weight, bias[None]]), torch.nn.functional.pad(output.mT, (0, 0, 0, 1))
+        first, second = (_triangular(side) for side in sides)
+        heads.append(torch.linalg.svdvals(first @ second.mT))
+    values = torch.stack(heads)
+    rounding = torch.finfo(values.dtype).eps * (value_weight.shape[1] + 1)
+    return values.masked_fill(values <= rounding * values[:, :1], 0.0)
+
+
+def _triangular(side: Float[Tensor, "row head_dim"]) -> Float[Tensor, "rank column"]:
+    """R of the QR decomposition of a matrix to which the column (0, …, 0, 1) is added."""
+    padded = torch.nn.functional.pad(side.cpu().double(), (0, 1))
+    padded[-1, -1] = 1
+    return torch.linalg.qr(padded, mode="r").R

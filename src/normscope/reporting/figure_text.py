@@ -44,7 +44,9 @@ def with_token_names(figure: D) -> D:
                 figure, series_titles=_named(figure.series_titles), panel_titles=_named(figure.panel_titles)
             )
         case Scatter():
-            return dataclasses.replace(figure, panel_titles=_named(figure.panel_titles))
+            return dataclasses.replace(
+                figure, panel_titles=_named(figure.panel_titles), series_titles=_named(figure.series_titles)
+            )
         case _:
             return figure
 
@@ -84,6 +86,8 @@ def _own_scales(figure: Drawing) -> str:
             if apart < panels:
                 return f"The panels share one range, except those marked “{OWN_RANGE}”." if apart else ""
             return _EACH if panels > 1 else ""
+        case Heatmaps(own_scales=True):
+            return "Each map has its own scale." if len(figure.maps()) > 1 else ""
         case Heatmaps(diverging=False, limits=None):
             return "Each column of maps has its own scale." if len(figure.values) > 1 else ""
         case WordMaps(largest=None):

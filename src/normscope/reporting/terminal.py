@@ -76,7 +76,10 @@ def show_comparison(comparison: pd.DataFrame) -> None:
             heading += f"; the {_FARTHEST} farthest from the published ones"
             rows = rows.loc[(rows["difference"].abs() - rows["tolerance"]).nlargest(_FARTHEST).index]
         shown = rows.set_index("measure").rename(columns={"value": "this run"})
-        show_table(heading, Summary(shown[["this run", "published", "difference", *columns]], digits=4))
+        numbers = ["this run", "published", "difference"]
+        if (shown[numbers] % 1 == 0).all(axis=None):
+            shown = shown.astype(dict.fromkeys(numbers, int))
+        show_table(heading, Summary(shown[[*numbers, *columns]], digits=4))
 
 
 def show(result: Result) -> None:

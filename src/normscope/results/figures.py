@@ -47,6 +47,8 @@ class Heatmaps:
     """What the colours of a shared scale mean."""
     numbered: bool = False
     """Whether values, which are then of one scale, are written into the cells as whole numbers where they fit."""
+    own_scales: bool = False
+    """Whether each map has a scale of its own, beginning at zero, instead of one with the others of its value."""
 
     def panels(self) -> list[tuple[str, pd.DataFrame]]:
         """The panels in order: their titles, and their rows of the table. A single panel has no title."""
@@ -170,6 +172,10 @@ class Scatter:
     """Whether to draw the median of each bin along x."""
     trim: float = 0.0
     """Share of the points at either end of each shared axis that its range leaves out, so that it shows the cloud."""
+    series: str | None = None
+    """Column that assigns points to kinds, which differ in colour and have a legend; by default, panels differ in colour."""
+    series_titles: Mapping[str, str] | None = None
+    """Titles of the kinds, in order; those without points are left out."""
 
 
 @dataclasses.dataclass(frozen=True)

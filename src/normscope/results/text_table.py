@@ -129,7 +129,7 @@ def _longest(kind: Any) -> int:
 
 def _cells(values: "pd.Series[Any]", digits: int) -> list[str]:
     if pd.api.types.is_integer_dtype(values.dtype):
-        return ["" if pd.isna(value) else f"{value:,}" for value in values]
+        return ["" if pd.isna(value) else f"{value:,}".replace("-", MINUS) for value in values]
     if pd.api.types.is_float_dtype(values.dtype):
         return ["" if pd.isna(value) else f"{value:z.{digits}f}".replace("-", MINUS) for value in values]
     return ["" if pd.api.types.is_scalar(value) and pd.isna(value) else _text(value) for value in values]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -220,9 +220,9 @@ class PairHistogram:
         with torch.inference_mode():  # counts from a forward pass cannot be updated in place outside it
             self._cells(low, high)[0].add_(counts.to(self._flat))
 
-    def table(self, group: int | None) -> tuple[int, np.ndarray]:
-        """First cell of the second axis, and the counts (first × second) of one group, or of all if None."""
-        counts = self.counts.sum(dim=-1) if group is None else self.counts[:, :, group]
+    def table(self, groups: Sequence[int]) -> tuple[int, np.ndarray]:
+        """First cell of the second axis, and the counts (first × second) of some groups together."""
+        counts = self.counts[:, :, list(groups)].sum(dim=-1)
         return self.low, counts.cpu().numpy().astype(np.int64)
 
     def _cells(self, low: int, high: int) -> Int[Tensor, "lane first second group"]:

@@ -1,7 +1,7 @@
-"""Spearman's ρ of a stream of pairs: an estimate from a histogram, with a bound on its error."""
+"""Spearman's ρ of a stream of pairs: exact for few pairs, otherwise an estimate from a histogram, with a bound on its error."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,11 +9,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from normscope.maths.tensors import to_device
+from normscope.rounding import VISIBLE
 from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
+from normscope.statistics.held_pairs import HeldPairs, PairsOfKeys
 from normscope.statistics.pair_histogram import Axis, PairHistogram, PairsPart
 
 # With fewer than three pairs, or if one side is constant, the correlation is undefined.
 FEWEST_PAIRS = 3
+
+EXACT = 10_000_000
+"""Most pairs of an exact ρ."""
+_HELD = 5 * EXACT
+"""Most pairs that are held at a time: 200 MB in float32."""
+_PASSED = 2**25
+"""Pairs of a batch that are left on the device, of those that might be held: 160 MB in float32."""
 
 _EPSILONS = 64
 """Relative, in units of a type's rounding: how far batches of other sizes move what a model computes."""
@@ -31,6 +41,13 @@ class Correlation:
     reason: str = ""
     """Why ρ is undefined."""
 
+    @property
+    def stated(self) -> "Correlation":
+        """The same without ρ where its error may be as large as itself, unless no reader would see the error."""
+        if self.spearman is None or self.error_bound < max(VISIBLE, abs(self.spearman)):
+            return self
+        return Correlation(None, self.count, self.error_bound, "its error may be as large as itself")
+
 
 def correlation(one: Float[np.ndarray, " pair"], other: Float[np.ndarray, " pair"]) -> float | None:
     """Pearson's correlation, which for ranks is Spearman's ρ; None if either side is constant."""
@@ -47,19 +64,25 @@ def rounded(axis: Axis, dtype: torch.dtype) -> Axis:
 class RankCorrelation(Accumulator):
     """Counts pairs by layer and group in two-dimensional histograms on logarithmic grids, in memory that does not grow.
 
+    Groups with few pairs also hold these, and their ρ is exact.
+
     Args:
         groups: Number of groups; each pair belongs to one.
         first, second: Grids for the two numbers of a pair, with the rounding of these numbers.
+        exact: Most pairs of an exact ρ, over all layers; fewer if there are so many groups that they would hold too many.
     """
 
-    def __init__(self, layers: int, groups: int, first: Axis, second: Axis) -> None:
+    def __init__(self, layers: int, groups: int, first: Axis, second: Axis, exact: int = EXACT) -> None:
         self._layers, self._groups = layers, groups
         self._first, self._second = first, second
+        self._exact = exact
         self.reset()
 
     def reset(self) -> None:
         """Return to the empty state."""
         self._histograms = [PairHistogram(self._first, self._second, self._groups) for _ in range(self._layers)]
+        most = min(self._exact, _HELD // self._groups) // self._layers
+        self._held = [HeldPairs(self._groups, most) for _ in range(self._layers)]
 
     def update(
         self,
@@ -73,16 +96,24 @@ class RankCorrelation(Accumulator):
         Args:
             layer: Index of the layer, from 0.
             second: The number of each key; ≥ 0.
-            group: Group of each key; −1 leaves the key out.
+            group: Group of each key, in CPU memory; −1 leaves the key out.
             parts: The pairs, with the number that depends on the query.
         """
-        self._histograms[layer].add(second, group, parts)
+        held = self._held[layer].holding(second, group, parts)
+        self._histograms[layer].add(second, to_device(group, second.device), held)
+        if sum(pairs.passed for pairs in self._held) > _PASSED:
+            self.settle()
 
-    def compute(self, *, union: bool = False) -> list[list[Correlation]]:
-        """ρ per layer (row) and group (column). The first row is for all layers together.
+    def settle(self) -> None:
+        """Read what updates have left on the device."""
+        for pairs in self._held:
+            pairs.settle()
+
+    def compute(self, columns: Sequence[Sequence[int]] | None = None) -> list[list[Correlation]]:
+        """ρ per layer (row). The first row is for all layers together.
 
         Args:
-            union: Whether to add a last column for all groups together.
+            columns: The groups that each column has together; by default a column for each group.
 
         Raises:
             EmptyAccumulatorError: If no pair has been added.
@@ -90,27 +121,35 @@ class RankCorrelation(Accumulator):
         if all(histogram.is_empty for histogram in self._histograms):
             raise EmptyAccumulatorError("no pair has been added up")
         every = range(self._layers)
-        groups = [*range(self._groups), *([None] if union else [])]
-        return [[self._of(layers, group) for group in groups] for layers in (every, *([one] for one in every))]
+        if columns is None:
+            columns = [[group] for group in range(self._groups)]
+        return [[self._of(layers, groups) for groups in columns] for layers in (every, *([one] for one in every))]
 
     def state_dict(self) -> dict[str, Tensor]:
         """The whole state, as tensors on the CPU."""
         return {
             f"{name}_{layer}": tensor
-            for layer, histogram in enumerate(self._histograms)
-            for name, tensor in histogram.state_dict().items()
+            for layer, parts in enumerate(zip(self._histograms, self._held, strict=True))
+            for part in parts
+            for name, tensor in part.state_dict().items()
         }
 
     def merge_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Add the pairs of an accumulator with the same arguments."""
-        for layer, histogram in enumerate(self._histograms):
-            histogram.merge_state_dict({name: state[f"{name}_{layer}"] for name in histogram.state_dict()})
+        for layer, parts in enumerate(zip(self._histograms, self._held, strict=True)):
+            for part in parts:
+                part.merge_state_dict({name: state[f"{name}_{layer}"] for name in part.state_dict()})
 
-    def _of(self, layers: Iterable[int], group: int | None) -> Correlation:
+    def _of(self, layers: Iterable[int], groups: Sequence[int]) -> Correlation:
         chosen = [self._histograms[layer] for layer in layers if not self._histograms[layer].is_empty]
         if not chosen:
             return _undefined(0)
-        parts = [histogram.table(group) for histogram in chosen]
+        held = [self._held[layer] for layer in layers]
+        totals = [of_layer.total(groups) for of_layer in held]
+        if None not in totals and sum(filter(None, totals)) <= self._exact:
+            pairs = PairsOfKeys.together(of_layer.pairs(groups) for of_layer in held)
+            return _exact(pairs, self._first.tolerance, self._second.tolerance)
+        parts = [histogram.table(groups) for histogram in chosen]
         start = min(low for low, _ in parts)
         stop = max(low + counts.shape[1] for low, counts in parts)
         table = np.zeros((self._first.cells, stop - start), dtype=np.int64)
@@ -181,20 +220,82 @@ def _estimate(
     share = table[table.any(axis=1)][:, occur] / total
     x = _side(share.sum(axis=1), total, int(near[0]))
     y = _side(share.sum(axis=0), total, int(near[1]), equal[occur])
-    if x.spread <= x.moved or y.spread <= y.moved:
-        return Correlation(None, total, 0.0, "one side is constant, or varies too little for an estimate")
-    covariance = float(x.mean_ranks @ share @ y.mean_ranks)
     # Spread of one side's mean ranks within the cells of the other.
     of_y, of_x = share @ y.mean_ranks, x.mean_ranks @ share
     y_within = np.sqrt(max(0.0, y.spread**2 - float((of_y**2 / share.sum(axis=1)).sum())))
     x_within = np.sqrt(max(0.0, x.spread**2 - float((of_x**2 / share.sum(axis=0)).sum())))
-    largest_x, largest_y = np.hypot(x.spread, x.within), np.hypot(y.spread, y.within)
     slack = x.within * y_within + y.within * x_within + x.within * y.within
+    return _bounded(x, y, float(x.mean_ranks @ share @ y.mean_ranks), slack, total)
+
+
+def _bounded(x: _Side, y: _Side, covariance: float, slack: float, total: int) -> Correlation:
+    """ρ of mean ranks, and a bound on its error; see `_estimate`.
+
+    Args:
+        covariance: That of the mean ranks.
+        slack: By how much ranks within cells can change it.
+        total: Number of pairs.
+    """
+    if x.spread <= x.moved or y.spread <= y.moved:
+        return Correlation(None, total, 0.0, "one side is constant, or varies too little for an estimate")
+    largest_x, largest_y = np.hypot(x.spread, x.within), np.hypot(y.spread, y.within)
     slack += x.moved * largest_y + y.moved * largest_x + x.moved * y.moved
     smallest = (x.spread - x.moved) * (y.spread - y.moved)
     largest = (largest_x + x.moved) * (largest_y + y.moved)
     spearman = covariance / (x.spread * y.spread)
     reach = [(covariance + sign * slack) / scale for sign in (-1, 1) for scale in (smallest, largest)]
-    bound = max(abs(np.clip(value, -1, 1) - spearman) for value in reach)
     # The added term covers the rounding of the sums, the only error when every cell holds one value.
-    return Correlation(float(np.clip(spearman, -1, 1)), total, float(bound) + 1e-12)
+    bound = max(float(abs(np.clip(value, -1, 1) - spearman)) for value in reach) + 1e-12
+    return Correlation(float(np.clip(spearman, -1, 1)), total, bound)
+
+
+def _exact(pairs: PairsOfKeys, *tolerances: float) -> Correlation:
+    """ρ of the numbers themselves. What rounding may have done to their order bounds the error.
+
+    Second numbers are taken for equal, as vectors of equal tokens are, if rounding alone may have told them apart.
+    """
+    total = len(pairs.first)
+    if total < FEWEST_PAIRS:
+        return _undefined(total)
+    first, second, counts = pairs.first.numpy(), pairs.second.numpy(), pairs.counts.numpy()
+    x = _ranked(first, np.ones(total, dtype=np.int64), tolerances[0])
+    y = _ranked(second, counts, tolerances[1], alike=True)
+    of_keys = np.add.reduceat(x.mean_ranks, counts.cumsum() - counts)
+    return _bounded(x, y, float(of_keys @ y.mean_ranks) / total, 0.0, total)
+
+
+def _ranked(
+    values: Float[np.ndarray, " value"], counts: Int[np.ndarray, " value"], tolerance: float, *, alike: bool = False
+) -> _Side:
+    """The rank of each value, given how often it occurs; values in one cell are those with the same rank.
+
+    Args:
+        tolerance: Relative. Values closer than this may be in the other order.
+        alike: Whether values that are all this close to each other, and to no others, are equal.
+    """
+    total, order = int(counts.sum()), np.argsort(values)
+    ordered, often = values[order], counts[order]
+    above = often.cumsum()
+    below = above - often
+    reach = ordered * (1 + tolerance)
+    low, high = _ends(ordered[1:] > ordered[:-1])
+    first, last = _ends(ordered[1:] > reach[:-1])  # of runs of values that are each close to the next
+    equal = ordered[last] <= reach[first] if alike else np.zeros(len(ordered), dtype=bool)
+    low, high = np.where(equal, first, low), np.where(equal, last, high)
+    middle = (below[low] + above[high]) / 2
+    unsure = np.flatnonzero((first < low) | (high < last))
+    own = (above[high] - below[low])[unsure] / 2
+    lowest = below[np.searchsorted(reach, ordered[unsure], "left")] + own
+    highest = above[np.searchsorted(ordered, reach[unsure], "right") - 1] - own
+    moved = np.maximum(middle[unsure] - lowest, highest - middle[unsure]) / total
+    ranks = np.empty(len(ordered))
+    ranks[order] = middle / total - 0.5
+    spread = float(np.sqrt(counts @ ranks**2 / total))
+    return _Side(ranks, spread, 0.0, float(np.sqrt(often[unsure] @ moved**2 / total)))
+
+
+def _ends(apart: Bool[np.ndarray, " gap"]) -> tuple[Int[np.ndarray, " value"], Int[np.ndarray, " value"]]:
+    """The first and the last value of the run to which each value belongs, given which are apart from the one before."""
+    begins = np.flatnonzero(np.concatenate([[True], apart]))
+    ends = np.append(begins[1:], len(apart) + 1) - 1
+    return np.repeat(begins, ends - begins + 1), np.repeat(ends, ends - begins + 1)

@@ -1,6 +1,9 @@
 """Vector norms: what do tokens contribute, as opposed to their weight? Options, and what the analysis publishes."""
 
 import dataclasses
+import enum
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import II
 
@@ -8,19 +11,36 @@ from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import CUNNINGHAM_2026, KOBAYASHI_2020, KOBAYASHI_2021
 from normscope.config.rules import Count, Seed
 from normscope.results.axes import CATEGORY_OF_KEY, ERROR_BOUND, HEAD, LAYER, REASON, SPEARMAN, STREAM, in_stream
-from normscope.results.declare import Axis, Column, Published, Rollup, Table
+from normscope.results.declare import Axis, Column, Published, Rollup, Table, at_largest, at_smallest
+from normscope.rounding import begun
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class NormsOpening(enum.StrEnum):
+    """What the results of the analysis begin with."""
+
+    weights = "weights"
+    dispersion = "dispersion"
 
 
 @dataclasses.dataclass
 class NormsOptions(AnalysisConfig):
     """Vector norms (Kobayashi et al. 2020)."""
 
+    opens_with: NormsOpening = NormsOpening.weights
+    """What findings, summary and figures begin with: what tokens contribute as opposed to their weight (`weights`), or how much
+    norms vary over tokens (`dispersion`)."""
+
     sampled_queries: Count | None = 512
     """Maximum number of queries per sequence for the rank correlation, drawn at random; null uses all."""
     scatter_pairs: Count = 10_000
-    """Number of pairs in the scatter plot."""
+    """Number of pairs in the scatter plot, divided among the categories."""
+    singular_value_heads: Count = 12
+    """Number of heads in the figure of singular values, drawn at random from each layer in turn."""
     seed: Seed = II("seed")
-    """Seed of the sampled queries and pairs."""
+    """Seed of the sampled queries, pairs and heads."""
 
 
 _MEANINGS = {
@@ -40,14 +60,60 @@ _EXPANSION = "expansion rate"
 _EXPANSION_WITH_BIAS = f"{_EXPANSION} with b_O"
 
 
-def _variation(measure: str, symbol: str, anywhere: str, over: str) -> tuple[Rollup, ...]:
-    """The largest, smallest and mean coefficient of variation of norms."""
-    what = f"coefficient of variation of {symbol}"
-    return (
-        Rollup(f"{measure}/cv_max", f"Largest {what} {anywhere}.", label=f"largest {what}"),
-        Rollup(f"{measure}/cv_min", f"Smallest {what} {anywhere}.", label=f"smallest {what}"),
-        Rollup(f"{measure}/cv_mean", f"Mean {what} {over}.", label=f"mean {what}"),
-    )
+_STATISTICS = {"mean": "mean", "std": "standard deviation", "max": "largest value", "min": "smallest value"}
+
+
+def _dispersion(norm: str, over: str) -> dict[str, Column | str]:
+    """The columns of a table of dispersion."""
+    return {
+        "mean": in_stream(f"Mean of {norm} over {over}."),
+        "std": in_stream("Standard deviation over the same tokens."),
+        "cv": Column("Coefficient of variation: `std` divided by `mean`.", label=f"coefficient of variation of {norm}"),
+        "max": in_stream("Largest value of a token."),
+        "min": in_stream("Smallest value of a token."),
+    }
+
+
+def _variation(letter: str, norm: str, table: str, axes: tuple[str, ...]) -> tuple[Rollup, ...]:
+    """Where norms vary most and least over tokens, and how they vary on average: the rows of the paper's tables."""
+    what, over = f"coefficient of variation of {norm}", f"{axes[-1]}s"
+    rollups = []
+    for name, find, size, how in (
+        ("cv_max", at_largest, "largest", "most"),
+        ("cv_min", at_smallest, "smallest", "least"),
+    ):
+        labels = {"": f"{size} {what}"}
+        labels |= {f"/{column}": f"{words} of {norm} where it varies {how}" for column, words in _STATISTICS.items()}
+        labels |= {f"/{axis}": f"{axis} where {norm} varies {how}" for axis in axes}
+        rollups += [
+            Rollup(
+                f"{letter}/{name}{column}",
+                f"{begun(label)}, relative to its mean." if column else f"{begun(label)} of any {axes[-1]}.",
+                of=f"{table}.{column[1:] or 'cv'}",
+                how=find("cv"),
+                where={"cv": lambda variation: variation.notna()},  # no norm varies relative to a mean of 0
+                label=label,
+            )
+            for column, label in labels.items()
+        ]
+    averages = {"cv_mean": ("cv", f"mean {what}"), "mean": ("mean", f"mean {norm}")}
+    averages["std"] = "std", f"mean standard deviation of {norm}"
+    rollups += [
+        Rollup(f"{letter}/{name}", f"{begun(label)} over {over}.", of=f"{table}.{column}", label=label)
+        for name, (column, label) in averages.items()
+    ]
+    return tuple(rollups)
+
+
+def _ratio(how: str) -> Callable[["pd.DataFrame", str], Any]:
+    """The smallest or largest ratio of a head's largest to its smallest singular value."""
+
+    def ratio(rows: "pd.DataFrame", column: str) -> Any:
+        ends = rows.groupby(["layer", "head"])[column].agg(["max", "min"])
+        regular = ends[ends["min"] > 0]
+        return getattr(regular["max"] / regular["min"], how)()
+
+    return ratio
 
 
 PUBLISHED = Published(
@@ -94,6 +160,18 @@ PUBLISHED = Published(
                 "reason": REASON,
             },
         ),
+        "dispersion": Table(
+            rows=(LAYER, HEAD), values=_dispersion("‖f(x)‖", "all tokens, whatever categories are reported")
+        ),
+        "input_dispersion": Table(rows=(LAYER,), values=_dispersion("‖x‖", "all tokens")),
+        "singular_values": Table(
+            rows=(LAYER, HEAD, Axis("index", "Place of the value, from 1 for the largest.", kind="whole")),
+            per="layer, head and singular value",
+            values={
+                "value": "Singular value of the head's map from x to f(x), which is affine, as a linear map of one more "
+                "dimension. Values that are 0 because a head is smaller than the model have no row."
+            },
+        ),
     },
     metrics=(
         *(
@@ -129,20 +207,31 @@ PUBLISHED = Published(
             where={"layer": 0},
             label="Spearman’s ρ of α and ‖f(x)‖",
         ),
-        *_variation("f", "‖f(x)‖", "in any head", "over heads"),
+        Rollup(
+            "pairs/<category>",
+            "Number of these pairs.",
+            of="correlation.count",
+            where={"layer": 0},
+            label="number of pairs of α and ‖f(x)‖",
+        ),
+        *_variation("f", "‖f(x)‖", "dispersion", ("layer", "head")),
         Rollup(
             "f/uniform",
             "‖f(x)‖ averaged over the keys that a query sees, then over queries, heads and layers: what `alpha_f/all` would be "
             "if all weights of a query were equal. For tokens, not for words.",
             label="sum of ‖αf(x)‖ under equal weights",
         ),
-        Rollup("f/mean", "Mean of ‖f(x)‖ over tokens, averaged over heads.", label="mean ‖f(x)‖"),
-        Rollup(
-            "f/std",
-            "Standard deviation of ‖f(x)‖ over tokens, averaged over heads.",
-            label="standard deviation of ‖f(x)‖",
+        *_variation("x", "‖x‖", "input_dispersion", ("layer",)),
+        *(
+            Rollup(
+                f"singular_values/ratio_{how}",
+                f"{begun(size)} ratio of a head's largest to its smallest singular value, of heads in which no value is 0.",
+                of="singular_values.value",
+                how=_ratio(how),
+                label=f"{size} ratio of a head’s singular values",
+            )
+            for how, size in (("min", "smallest"), ("max", "largest"))
         ),
-        *_variation("x", "‖x‖", "in any layer", "over layers"),
         Rollup(
             "expansion/mean",
             "Mean over layers of the expansion rate, the root mean square singular value of the map from x to Σ_h f(x).",

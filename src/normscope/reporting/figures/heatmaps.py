@@ -49,7 +49,7 @@ def _numbered(figure: Heatmaps, width: float) -> Canvas:
     for position, (axes, (_, table, value)) in enumerate(zip(slots, panels, strict=True)):
         # One row per layer, the first at the bottom, as in the papers.
         values = table.pivot(index=figure.row, columns=figure.column, values=value).reindex(rows, columns=columns)
-        image = _image(axes, values, *_colours(figure, value))
+        image = _image(axes, values, *_colours(figure, value, figure.table))
         write_numbers(axes, values, 0, size)
         axes.set_title(titles[position])
         axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right", rotation_mode="anchor")
@@ -93,10 +93,10 @@ def _row_ticks(panels: Any, rows: Sequence[Any], cell: float) -> None:
         axes.set_yticks(shown, [rows[at] for at in shown])
 
 
-def _colours(figure: Heatmaps, value: str) -> tuple[Colormap, tuple[float, float]]:
-    """The colours of the maps of a value, and their range."""
+def _colours(figure: Heatmaps, value: str, table: pd.DataFrame) -> tuple[Colormap, tuple[float, float]]:
+    """The colours of the maps of a value, and their range in the rows of a table."""
     if not figure.diverging:
-        return magnitudes(), figure.limits or (0.0, figure.table[value].max() or 1.0)
+        return magnitudes(), figure.limits or (0.0, table[value].max() or 1.0)
     extreme = float(np.abs(np.nan_to_num(figure.table[list(figure.values)].to_numpy(dtype=float))).max()) or 1.0
     return DIVERGING, (-extreme, extreme)
 
@@ -140,8 +140,11 @@ def _grid(figure: Heatmaps, width: float) -> Canvas:
     for j, value in enumerate(figure.values):
         for i, (_, table) in enumerate(groups):
             values = table.pivot(index=figure.row, columns=figure.column, values=value).reindex(rows, columns=columns)
-            image = _image(panels[j, i] if turned else panels[i, j], values, *_colours(figure, value))
-        if not shares_scale:
+            axes = panels[j, i] if turned else panels[i, j]
+            image = _image(axes, values, *_colours(figure, value, table if figure.own_scales else figure.table))
+            if figure.own_scales:
+                _scale_beside(canvas, image, axes, high)
+        if not (shares_scale or figure.own_scales):
             colour_scale(canvas, image, panels[:, j], wide)
     shown = every(columns, wide - 0.15, 0.16)
     for top, bottom, title in zip(panels[0], panels[-1], titles, strict=True):
@@ -156,6 +159,15 @@ def _grid(figure: Heatmaps, width: float) -> Canvas:
         colour_scale(canvas, image, panels, width - 0.7, figure.value_label)
     _row_ticks(panels.flat, rows, high / len(rows))
     return canvas
+
+
+def _scale_beside(canvas: Canvas, image: Any, axes: Axes, inches: float) -> None:
+    """The colour scale of one map, on its right."""
+    bar = canvas.colorbar(image, ax=axes, location="right", pad=0.02, fraction=0.06, aspect=16)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=points(scale=SMALL), length=0)
+    bar.locator = MaxNLocator(nbins=max(1, min(3, int(inches / 0.25))))
+    bar.update_ticks()
 
 
 def colour_scale(canvas: Canvas, image: Any, panels: Any, inches: float, label: str = "") -> None:

@@ -136,7 +136,7 @@ def legend_rows(titles: Sequence[str], width: float) -> int:
     return max(1, len(titles))
 
 
-def legend_above(canvas: Canvas, titles: Mapping[Hashable, str], handles: Mapping[Hashable, Line2D]) -> None:
+def legend_above(canvas: Canvas, titles: Mapping[Any, str], handles: Mapping[Hashable, Line2D]) -> None:
     """One legend above the panels, in as many columns as the figure's width holds."""
     keys = [key for key in titles if key in handles]
     if not keys:

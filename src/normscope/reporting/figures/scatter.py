@@ -1,14 +1,15 @@
 """Scatter plots."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
 
 from normscope.reporting.figure_text import log_scale
-from normscope.reporting.figures.layout import fitted, panels_across
+from normscope.reporting.figures.layout import fitted, legend_above, panels_across, series_styles
 from normscope.reporting.figures.style import accent, category_colour, line_colours
 from normscope.results.figures import Scatter
 
@@ -28,9 +29,10 @@ def scatter(figure: Scatter, width: float) -> Canvas:
     grid = canvas.subplots(down, across, squeeze=False, sharex=True, sharey=figure.sharey)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
+    marks: dict[Hashable, Line2D] = {}
     for position, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
         rows = figure.table[figure.table[figure.panel] == panel]
-        _points(axes, figure, rows, category_colour(panel) or line_colours()[0], size)
+        marks |= _points(axes, figure, rows, category_colour(panel) or line_colours()[0], size)
         # The title is centred above the axes, right of whose middle there is less room than on the left.
         axes.set_title(fitted(titles[panel], wide - 0.55))
         for axis, column in (("x", figure.x), ("y", figure.y)):
@@ -47,6 +49,7 @@ def scatter(figure: Scatter, width: float) -> Canvas:
         if position % across == 0:
             axes.set_ylabel(figure.y_label)
         axes.grid(axis="y")
+    legend_above(canvas, figure.series_titles or {}, marks)
     return canvas
 
 
@@ -66,12 +69,22 @@ def _size(figure: Scatter) -> float:
     return 14 if most < 300 else 5 if most < 1000 else 3
 
 
-def _points(axes: Axes, figure: Scatter, rows: pd.DataFrame, color: str, size: float) -> None:
+def _points(axes: Axes, figure: Scatter, rows: pd.DataFrame, color: str, size: float) -> dict[Hashable, Line2D]:
+    """Draw the points of a panel; returns a mark of each kind for the legend, if there are kinds."""
     strength = 0.8 if len(rows) < 300 else 0.4 if len(rows) < 1000 else 0.3
-    axes.scatter(rows[figure.x], rows[figure.y], s=size, alpha=strength, color=color, linewidths=0, rasterized=True)
+    kinds = {"": rows} if figure.series is None else dict(iter(rows.groupby(figure.series, sort=False)))
+    styles = series_styles(list(figure.series_titles or {}))
+    marks: dict[Hashable, Line2D] = {}
+    for kind in styles or kinds:
+        if kind in kinds:
+            own = styles[kind].color if kind in styles else color
+            x, y = kinds[kind][figure.x], kinds[kind][figure.y]
+            axes.scatter(x, y, s=size, alpha=strength, color=own, linewidths=0, rasterized=True)
+            marks[kind] = Line2D([], [], color=own, marker="o", linestyle="", markersize=3.5, markeredgewidth=0)
     if figure.medians and len(rows) > 20:
         middle = medians(rows, figure)
         axes.plot(middle[figure.x], middle[figure.y], color=accent(), linewidth=1.6)
+    return marks
 
 
 def axis_range(figure: Scatter, column: str, panels: Sequence[str]) -> tuple[float, float]:
