@@ -41,7 +41,17 @@ def keys(configs: Sequence[Config]) -> list[str]:
         name = f"{kind}.name"
         if name in differing:
             differing = [key for key in differing if not (key.startswith(f"{kind}.") and _follows(key, name, configs))]
-    return differing
+    return [key for key in differing if key not in _NAMED_BY or not _is_named(key, differing, configs)]
+
+
+_NAMED_BY = {"weights": ("model", "seed"), "texts": ("model", "dataset", "seed")}
+"""Digests, and the sections of the config that may already tell their values apart, in words."""
+
+
+def _is_named(digest: str, differing: Sequence[str], configs: Sequence[Config]) -> bool:
+    named = [key for key in differing if key.split(".")[0] in _NAMED_BY[digest]]
+    words = [str([config.get(key) for key in named]) for config in configs]
+    return len(set(words)) == len({(word, str(config.get(digest))) for word, config in zip(words, configs, strict=True)})
 
 
 def columns(configs: Sequence[Config], differing: Sequence[str]) -> dict[str, list[str]]:
@@ -66,7 +76,7 @@ def labels(configs: Sequence[Config], *, seeds: bool = True, analyses: bool = Tr
         and (steps or key != "model.step")
     ]
     short = short_keys(keys(configs))
-    parts = {key: _values(key, configs, seeds=seeds) for key in differing}
+    parts = {key: _values(key, configs) for key in differing}
     named = [
         " ".join(filter(None, (_part(key, short[key], values[at]) for key, values in parts.items())))
         for at in range(len(configs))
@@ -122,18 +132,15 @@ def _follows(key: str, name: str, configs: Sequence[Config]) -> bool:
     return len(pairs) == len({value for value, _ in pairs})
 
 
-def _values(key: str, configs: Sequence[Config], *, seeds: bool = True) -> list[str]:
+def _values(key: str, configs: Sequence[Config]) -> list[str]:
     values = [_typed(config.get(key)) for config in configs]
     if key in ("model.name", "dataset.name", "dataset.path"):
         short = _shortened(values)
-    elif key in ("model.revision", "model.sha256", "dataset.revision"):
+    elif key in ("model.revision", "model.sha256", "dataset.revision", *_NAMED_BY):
         short = {value: value[:_ABBREVIATED] for value in values}
     else:
         short = {}
-    if len(set(short.values())) == len(set(values)):
-        values = [short[value] for value in values]
-    # The MultiBERTs have their seeds in their names.
-    return values if seeds else [re.sub(r"seed[_-]\d+", "seed_*", value) for value in values]
+    return [short[value] for value in values] if len(set(short.values())) == len(set(values)) else values
 
 
 def _typed(value: object) -> str:
