@@ -56,6 +56,21 @@ def has_curve(metric: str) -> bool:
     return _published(owner).curve(name) is not None
 
 
+def leading(metrics: Iterable[str]) -> str:
+    """The measure that stands for all in one line; empty if none has a curve.
+
+    It is the first that has one or, if its axis is `nested`, the last that is declared with it: of mixing ratios, that which
+    takes in the most of the attention block.
+    """
+    named = list(filter(has_curve, metrics))
+    if not named:
+        return ""
+    family = families(named)[0]
+    published = _published(family.analysis)
+    axes = [published.axis(name) for name in (family.declaration.placeholders if family.declaration else ())]
+    return list(family.panels)[-1 if any(axis is not None and axis.nested for axis in axes) else 0]
+
+
 def panel_of(metric: str) -> Panel:
     """How a number or curve is shown."""
     owner, _, name = metric.partition("/")

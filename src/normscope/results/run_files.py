@@ -48,7 +48,9 @@ FACTS: Mapping[str, Fact] = {
         "string",
         "`seed` if the weights were drawn at random; otherwise it is not known whether they are trained: `files` or `memory`.",
     ),
-    "weights_seed": Fact("integer", "The seed from which the weights were drawn, or that of `training`; null if unknown."),
+    "weights_seed": Fact(
+        "integer", "The seed from which the weights were drawn, or that of `training`; null if unknown."
+    ),
     "training": Fact("string", "The training that was repeated with other seeds, as declared by `model.training`."),
     "training_step": Fact("integer", "Training step of the checkpoint."),
     "device": Fact("string", "The device that the model ran on."),

@@ -44,8 +44,9 @@ def compared(
     place = 0 if baseline is None else _baseline(baseline, list(completed))
     results, configs = list(completed.values()), [settings(result) for result in completed.values()]
     runs_are = identities(results, configs)
-    names = _labels([identity.run for identity in runs_are], configs, seeds=True)
-    groups = _labels([identity.group for identity in runs_are], configs, seeds=False)
+    folders = [folder.name for folder in completed]
+    names = _labels([identity.run for identity in runs_are], configs, folders, seeds=True)
+    groups = _labels([identity.group for identity in runs_are], configs, folders, seeds=False)
     values = _all_values(completed, configs, names, groups)
     _check_thresholds(thresholds, values["metric"])
     trainings = values.assign(group=values["training"])
@@ -144,7 +145,9 @@ def _all_values(
         )
     ]
     values = pd.concat(tables, ignore_index=True).astype({"step": "Int64"})
-    return values.drop_duplicates(["label", "metric", "layer"], ignore_index=True)  # what was measured again counts once
+    return values.drop_duplicates(
+        ["label", "metric", "layer"], ignore_index=True
+    )  # what was measured again counts once
 
 
 def _check_thresholds(thresholds: Mapping[str, float], metrics: "pd.Series[str]") -> None:
@@ -220,13 +223,20 @@ def _facts(runs: Mapping[Path, Result], labels: Mapping[Path, str], configs: Seq
     return facts
 
 
-def _labels(keys: Sequence[Hashable], configs: Sequence[swept.Config], *, seeds: bool) -> list[str]:
-    """A label for each run, the same for those that share a key and for no others; different analyses tell none apart."""
-    first = {key: configs[keys.index(key)] for key in keys}
-    for analyses in (False, True):
-        names = swept.labels(list(first.values()), seeds=seeds, analyses=analyses)
-        if len(set(names)) == len(names):
-            break
+def _labels(
+    keys: Sequence[Hashable], configs: Sequence[swept.Config], folders: Sequence[str], *, seeds: bool
+) -> list[str]:
+    """A label for each run, the same for those that share a key and for no others; different analyses tell none apart.
+
+    Digests tell nobody which run is which, so where labels have any, or are not enough, they also name the run's folder.
+    """
+    first = {key: keys.index(key) for key in keys}
+    own = [configs[place] for place in first.values()]
+    names = swept.labels(own, seeds=seeds, analyses=False)
+    if len(set(names)) < len(names):
+        names = swept.labels(own, seeds=seeds)
+    if len(set(names)) < len(names) or swept.DIGESTS.keys() & swept.keys(own):
+        names = [f"{name} (run {folders[place]})" for name, place in zip(names, first.values(), strict=True)]
     by_key = dict(zip(first, _unique(names), strict=True))
     return [by_key[key] for key in keys]
 

@@ -26,6 +26,8 @@ _NOUNS = {
     "model.step": "checkpoints",
     "dataset.name": "datasets",
     "dataset.path": "datasets",
+    "weights": "sets of weights",
+    "texts": "sets of texts",
     "layers": "choices of layers",
     "analysis": "sets of analyses",
 }
@@ -41,17 +43,19 @@ def keys(configs: Sequence[Config]) -> list[str]:
         name = f"{kind}.name"
         if name in differing:
             differing = [key for key in differing if not (key.startswith(f"{kind}.") and _follows(key, name, configs))]
-    return [key for key in differing if key not in _NAMED_BY or not _is_named(key, differing, configs)]
+    return [key for key in differing if key not in DIGESTS or not _is_named(key, differing, configs)]
 
 
-_NAMED_BY = {"weights": ("model", "seed"), "texts": ("model", "dataset", "seed")}
+DIGESTS = {"weights": ("model", "seed"), "texts": ("model", "dataset", "seed")}
 """Digests, and the sections of the config that may already tell their values apart, in words."""
 
 
 def _is_named(digest: str, differing: Sequence[str], configs: Sequence[Config]) -> bool:
-    named = [key for key in differing if key.split(".")[0] in _NAMED_BY[digest]]
+    named = [key for key in differing if key.split(".")[0] in DIGESTS[digest]]
     words = [str([config.get(key) for key in named]) for config in configs]
-    return len(set(words)) == len({(word, str(config.get(digest))) for word, config in zip(words, configs, strict=True)})
+    return len(set(words)) == len(
+        {(word, str(config.get(digest))) for word, config in zip(words, configs, strict=True)}
+    )
 
 
 def columns(configs: Sequence[Config], differing: Sequence[str]) -> dict[str, list[str]]:
@@ -136,7 +140,7 @@ def _values(key: str, configs: Sequence[Config]) -> list[str]:
     values = [_typed(config.get(key)) for config in configs]
     if key in ("model.name", "dataset.name", "dataset.path"):
         short = _shortened(values)
-    elif key in ("model.revision", "model.sha256", "dataset.revision", *_NAMED_BY):
+    elif key in ("model.revision", "model.sha256", "dataset.revision", *DIGESTS):
         short = {value: value[:_ABBREVIATED] for value in values}
     else:
         short = {}
