@@ -53,8 +53,8 @@ def furthest(comparison: RunComparison, group: str, baseline: str, metric: str) 
     models differ in depth, whose layers are others.
     """
     panel, cells = panel_of(metric), comparison.heatmaps
-    analysis = metric.partition("/")[0]
-    shown = cells[(cells["figure"].str.partition("/")[0] == analysis) & (cells["value_title"] == panel.label)]
+    own = cells["figure"].astype(str).str.startswith(f"{metric.partition('/')[0]}/")
+    shown = cells[own & (cells["value_title"] == panel.label)]
     if (shown["panel"] == panel.title).any():
         shown = shown[shown["panel"] == panel.title]
     pairs = common(shown, _CELL, group, baseline) / panel.factor
