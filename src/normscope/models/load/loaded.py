@@ -34,7 +34,7 @@ from normscope.models.stored.embedder_files import embedder_of
 from normscope.models.stored.model_code import model_code
 from normscope.models.stored.random_state import drawing
 from normscope.models.stored.stored_weights import execution_device, number_format, weights_digest
-from normscope.models.stored.weight_checks import check_finite
+from normscope.models.stored.weight_checks import UNOBSERVED_PARTS, check_finite
 from normscope.rounding import counted, number
 
 
@@ -139,10 +139,16 @@ class LoadedModel:
             yield from self._exclusive.blocks(run, functools.partial(_in_memory, self))
 
     def weights(self) -> dict[str, str]:
-        """Digests of the weights as they are now: those of `model`, and of what each head that has been loaded adds to them."""
-        base = list(self.model.modules())
+        """Digests of the weights as they are now: those of `model`, and of what each head that has been loaded adds to them.
+
+        A pooler counts as a part of heads: not every class of a model has one.
+        """
+        unobserved = [part for name, part in self.model.named_modules() if f"{name}.".startswith(UNOBSERVED_PARTS)]
+        observed = set(self.model.modules()).difference(unobserved)
         parts = {name: value for name, value in vars(self).items() if isinstance(value, PreTrainedModel)}
-        return {name: weights_digest(part, () if part is self.model else base) for name, part in parts.items()}
+        return {
+            name: weights_digest(part, unobserved if part is self.model else observed) for name, part in parts.items()
+        }
 
     def require_finite_weights(self) -> None:
         """Check that no weight has become NaN or infinite since the model was loaded or wrapped.

@@ -45,7 +45,7 @@ from normscope.models.stored.embedder_files import longest_text
 from normscope.models.stored.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source, files_digest, locate
 from normscope.models.stored.offloading import accelerate_silenced, keep_on, memory_by_device, spare_memory
 from normscope.models.stored.random_state import drawing
-from normscope.models.stored.stored_weights import execution_device, is_offloaded, weights_digest
+from normscope.models.stored.stored_weights import execution_device, is_offloaded
 from normscope.models.stored.text_tower import base_of, text_config, text_tower
 from normscope.models.stored.weight_checks import (
     UNOBSERVED_PARTS,
@@ -161,7 +161,7 @@ class OpenedModel:
         run_experts_in_float64(model)
         if not is_offloaded(model):
             model.to(target)
-        return LoadedModel(
+        loaded = LoadedModel(
             model=model.eval().requires_grad_(False),
             tokenizer=tokenizer,
             layout=completed_layout(self.layout, model),
@@ -170,8 +170,10 @@ class OpenedModel:
             max_length=longest_input(model, self.layout, tokenizer, self._longest_text),
             load_head=lambda head: self._head(head, model, whole),
             folder=None if self.options.random_init else self._named.whole,
-            drawn=Drawn(self.options.seed, weights_digest(model)) if self.options.random_init else None,
         )
+        if not self.options.random_init:
+            return loaded
+        return dataclasses.replace(loaded, drawn=Drawn(self.options.seed, loaded.weights()["model"]))
 
     @property
     def _named(self) -> Source:

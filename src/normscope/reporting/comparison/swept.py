@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from normscope.config.schema import INCIDENTAL
+from normscope.errors import visible
 
 # Config keys left out of labels: those that affect no result, and those that `analysis` and `model` imply.
 _UNLABELLED = re.compile(rf"^(({'|'.join(INCIDENTAL)}|model\.pin)(\.|$)|analysis\..*enabled$)")
@@ -151,7 +152,7 @@ def _typed(value: object) -> str:
     """A config value as it is typed on the command line."""
     if value is None:
         return _NULL
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else visible(str(value))
 
 
 def _shortened(names: Iterable[str]) -> dict[str, str]:
