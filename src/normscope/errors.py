@@ -69,6 +69,15 @@ def cut(text: str, longest: int) -> str:
     return f"{text[: longest - 1 - end]}…{text[len(text) - end :]}"
 
 
+# Those that XML forbids, and those that no reader sees: tabs and ends of lines are layout.
+_CONTROLS = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+def visible(text: str) -> str:
+    """Text of others for a figure or a page: control characters, half surrogate pairs and what is no character are escaped."""
+    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
 _JOINERS = "\u200c\u200d"
 """Within words of Persian and Hindi, and within emoji."""
 

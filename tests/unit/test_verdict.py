@@ -8,28 +8,33 @@ import pytest
 from normscope.reporting.comparison.effects import effect
 from normscope.reporting.comparison.story import standstill, stories
 from normscope.reporting.comparison.verdict import significant, verdict
-from normscope.results.measures import metric_title
+from normscope.results.measures import leading, metric_title
 
 COLUMNS = ["group", "metric", "difference", "low", "high", "adjusted"]
+OF_SEQUENCES = [*COLUMNS, "paired"]
 MEAN, SHARE, LEAST = "mixing/attnresln_n/mean", "mixing/attnresln_n/share", "mixing/attnresln_n/min"
 TITLE = "mixing ratio (AttnResLn-N: the attention block)"
 NORM, SMALL = "norms/f/cls", "mixing/attn_n/share"
 
 
-CELLS = ["depth", "figure", "panel", "row", "column", "group", "value"]
+CELLS = ["depth", "figure", "panel", "row_title", "row", "column_title", "value_title", "column", "group", "value"]
+PLACE = (2, "norms/by_head", "α", "layer", "1", "head", "α")
 
 
 SEEDS = ["group", "metric", "runs", "mean", "low", "high"]
 
 
-def comparison(values, tests=(), sequence_tests=(), cells=(), seeds=()):
-    """Values are (group, metric, value), or (group, metric, layer, value)."""
+def comparison(values, tests=(), sequence_tests=(), cells=(), seeds=(), labels=None):
+    """Values are (group, metric, value), or (group, metric, layer, value); tests over sequences are paired unless they say."""
     rows = [(*row[:2], *(row[2:] if len(row) == 4 else (0, row[2]))) for row in values]
+    values = pd.DataFrame(rows, columns=["group", "metric", "layer", "value"])
+    tested = [row if len(row) == len(OF_SEQUENCES) else (*row, True) for row in sequence_tests]
     return SimpleNamespace(
-        heatmaps=pd.DataFrame([(2, "norms/by_head", "α", "1", *cell) for cell in cells], columns=CELLS),
-        values=pd.DataFrame(rows, columns=["group", "metric", "layer", "value"]),
+        heatmaps=pd.DataFrame([cell if len(cell) == 10 else (*PLACE, *cell) for cell in cells], columns=CELLS),
+        values=values.assign(label=labels or values["group"], depth=values["layer"] / 2),
         tests=pd.DataFrame(tests, columns=COLUMNS),
-        sequence_tests=pd.DataFrame(sequence_tests, columns=COLUMNS),
+        sequence_tests=pd.DataFrame(tested, columns=OF_SEQUENCES),
+        repeated=[],
         baseline_group="base",
         seeds=pd.DataFrame(seeds, columns=SEEDS),
         swept=[],
@@ -46,7 +51,7 @@ def test_the_measure_with_the_largest_difference_is_named():
     tests = [("tuned", MEAN, 0.125, 0.1, 0.15, 0.001), ("tuned", SHARE, 0.005, 0.0, 0.01, 0.04)]
     assert verdict(comparison(VALUES, sequence_tests=tests)) == [
         "tuned differs from base in 2 of 2 measures tested over sequences, above all in mixing ratio (AttnResLn-N: the "
-        "attention block): 38% instead of 25% (difference +10 to +15 points, 95% interval)."
+        "attention block): 25% in base and 38% in tuned (difference +10 to +15 points, 95% interval)."
     ]
 
 
@@ -54,7 +59,10 @@ def test_seeds_come_before_sequences():
     noise = [("tuned", MEAN, 0.125, -0.2, 0.4, 0.3)]
     certain = [("tuned", MEAN, 0.125, 0.1, 0.15, 0.001)]
     found = comparison(VALUES, tests=noise, sequence_tests=certain)
-    assert verdict(found) == ["No detectable difference between tuned and base: 1 measure tested over seeds."]
+    assert verdict(found) == [
+        f"No detectable difference between tuned and base: 1 measure tested over seeds; the largest is in {TITLE}: 25% in base "
+        "and 38% in tuned."
+    ]
 
 
 @pytest.mark.parametrize(("adjusted", "differs"), [(0.0499, True), (0.05, False)])
@@ -70,16 +78,18 @@ def test_without_a_test_the_share_that_differs_by_most_points_is_given():
     (sentence,) = verdict(comparison(values))
     assert sentence.startswith("Whether tuned differs from base cannot be tested")
     assert sentence.endswith(
-        "largest difference in percentage points is in mixing ratio (AttnResLn-N: the attention block): 38% instead of 25%."
+        "largest difference in percentage points is in mixing ratio (AttnResLn-N: the attention block): 25% in base and 38% in tuned."
     )
 
 
 def test_measures_that_an_analysis_describes_come_before_others():
     values = [("base", NORM, 1.0), ("tuned", NORM, 1.5), ("base", "own/tiny", 1e-6), ("tuned", "own/tiny", 2e-6)]
     assert verdict(comparison(values))[0].endswith(
-        f"relative difference is in {metric_title(NORM)}: 1.5 instead of 1.0."
+        f"relative difference is in {metric_title(NORM)}: 1.0 in base and 1.5 in tuned."
     )
-    assert verdict(comparison(values[2:]))[0].endswith("difference is in own/tiny: 2.0×10⁻⁶ instead of 1.0×10⁻⁶.")
+    assert verdict(comparison(values[2:]))[0].endswith(
+        "difference is in own/tiny: 1.0×10⁻⁶ in base and 2.0×10⁻⁶ in tuned."
+    )
 
 
 def test_equal_groups_are_said_to_agree():
@@ -102,17 +112,17 @@ def test_equal_groups_are_said_to_agree():
                 ("tuned", MEAN, 1, 0.707),
             ],
             (),
-            f"in layer 2 of {TITLE}: 71% instead of 69%.",
+            f"in layer 2 of {TITLE}: 69% in base and 71% in tuned.",
         ),
         (
             [("base", LEAST, 0.01), ("tuned", LEAST, 0.02)],
             (),
-            "points is in smallest mixing ratio (AttnResLn-N: the attention block): 2.0% instead of 1.0%.",
+            "points is in smallest mixing ratio (AttnResLn-N: the attention block): 1.0% in base and 2.0% in tuned.",
         ),
         (
             [],
             [("1", "base", 0.4), ("2", "base", 0.6), ("1", "tuned", 0.6), ("2", "tuned", 0.4)],
-            "Their measures are equal up to rounding, but cells of heat maps differ, such as those of Vector norms.",
+            "Their measures are equal up to rounding, but cells of heat maps differ, most in Vector norms, layer 1, head 1.",
         ),
     ],
     ids=["a layer", "a minimum", "heads in another order"],
@@ -130,10 +140,11 @@ def test_a_difference_that_no_reader_can_see_is_not_named():
     tests = [("tuned", MEAN, 0.0001, 0.00009, 0.00011, 1e-4), ("tuned", SHARE, 0.005, 0.001, 0.009, 0.01)]
     (sentence,) = verdict(comparison(values, sequence_tests=tests))
     assert "in 2 of 2 measures tested over sequences, in each by less than a tenth of its range, most in" in sentence
-    assert "13.0% instead of 12.5%" in sentence
-    assert verdict(comparison(values, sequence_tests=tests[:1])) == [
-        "tuned differs from base in 1 of 1 measure tested over sequences, but in each by too little to matter."
-    ]
+    assert "12.5% in base and 13.0% in tuned" in sentence
+    (sentence,) = verdict(comparison(values, sequence_tests=tests[:1]))
+    assert sentence.startswith(
+        "tuned differs from base in 1 of 1 measure tested over sequences, in each by too little to matter, most in "
+    )
 
 
 def test_groups_without_a_common_measure():
@@ -167,7 +178,8 @@ def test_sentences_that_differ_in_numbers_are_one():
     assert untested.endswith(f"is in {TITLE}: 25% in base, 38% in tuned and 50% in other.")
     noise = [(group, metric, *numbers, 0.9) for group, metric, *numbers, _ in tests]
     assert verdict(comparison(values, sequence_tests=noise)) == [
-        "No detectable difference of tuned and other from base: 2 measures tested over sequences."
+        f"No detectable difference of tuned and other from base: 2 measures tested over sequences; the largest is in {TITLE}: "
+        "25% in base, 38% in tuned and 50% in other."
     ]
 
 
@@ -193,14 +205,16 @@ def test_of_seeds_alone_the_block_is_told_and_what_they_change():
     values = [("base", metric, value) for metric, ends in ((MEAN, (0.2, 0.24)), (LEAST, (0, 1))) for value in ends]
     seeds = [("base", SHARE, 2, 0.5, 0.4, 0.6), ("base", MEAN, 2, 0.22, 0.18, 0.26), ("base", LEAST, 2, 0.5, 0, 1)]
     steady = [("base", SHARE, 0.45), ("base", SHARE, 0.52)]
-    told = "Mixing ratio (AttnResLn-N: the attention block) is 22% over 2 seeds (95% interval 18% to 26%)."
-    assert verdict(comparison([*values, *steady], seeds=seeds)) == [
+    told = "Mixing ratio (AttnResLn-N: the attention block) in base is 22% over 2 seeds (95% interval 18% to 26%)."
+    assert verdict(comparison([*values, *steady], seeds=seeds, labels=["seed=0", "seed=1"] * 3)) == [
         told, "No measure varies over seeds by a tenth of its range.",
     ]  # fmt: skip
-    moved = [("base", SHARE, 0.4), ("base", SHARE, 0.6)]
-    assert verdict(comparison([*values, *moved], seeds=seeds)) == [
+    layers = [("base", SHARE, layer, value) for layer, ends in ((1, (0.4, 0.5)), (2, (0.7, 0.4))) for value in ends]
+    moved = [("base", SHARE, 0.6), ("base", SHARE, 0.4), *layers]
+    assert verdict(comparison([*values, *moved], seeds=seeds, labels=["seed=0", "seed=1"] * 5)) == [
         told,
-        "Seeds change this measure most: signed share of other tokens (AttnResLn-N: the attention block), from 40% to 60%.",
+        "Seeds change this measure most: signed share of other tokens (AttnResLn-N: the attention block), from 40% (seed=1) to "
+        "60% (seed=0), most in layer 2.",
     ]
 
 
@@ -215,7 +229,7 @@ def test_a_small_and_precise_difference_does_not_win():
     values = [("base", weights, 0.97), ("tuned", weights, 0.98), ("base", SHARE, 0.2), ("tuned", SHARE, 0.4)]
     tests = [("tuned", weights, 0.01, 0.0095, 0.0105, 1e-4), ("tuned", SHARE, 0.2, 0.05, 0.35, 0.01)]
     (sentence,) = verdict(comparison(values, sequence_tests=tests))
-    assert f"above all in {metric_title(SHARE)}: 40% instead of 20%" in sentence
+    assert f"above all in {metric_title(SHARE)}: 20% in base and 40% in tuned" in sentence
 
 
 def test_the_size_of_a_difference_is_a_part_of_the_natural_range():
@@ -233,7 +247,6 @@ def along(key, places, metrics):
         for label, value in zip(labels, values, strict=True)
     ]
     found = comparison([(label, *rest) for label, *rest in rows])
-    found.values = found.values.assign(label=found.values["group"])
     found.swept, found.runs = [key], pd.DataFrame({"label": labels, key: list(map(str, places))})
     return found
 
@@ -284,9 +297,71 @@ def test_that_nothing_moves_along_an_ordered_variable_comes_first():
     assert first == f"{start}: the {TITLE} stays between 22% and 27%."
     assert len(others) == 1, "what tests say of the groups follows"
     (alone,) = standstill(along("layers", ["[1]", "[3]", "[5]"], {SHARE: [0.5, 0.51, 0.55]}))
-    assert alone == f"{start}."
+    assert alone == f"{start}: the {metric_title(SHARE)} stays between 50% and 55%."
     assert standstill(along("layers", ["[1]", "[3]", "[5]"], {MEAN: [0.25, 0.22, 0.5]})) == []
     assert standstill(along("model.name", ["a", "b", "c"], {MEAN: [0.25, 0.22, 0.27]})) == []
+
+
+def test_the_layer_that_moves_most_is_told():
+    found = along("model.step", [0, 1, 2], {MEAN: [0.2, 0.3, 0.4]})
+    layers = [
+        (f"at {step}", MEAN, layer, value)
+        for layer, ends in ((1, (0.1, 0.2, 0.3)), (2, (0.3, 0.4, 0.6)))
+        for step, value in enumerate(ends)
+    ]
+    found.values = pd.concat([found.values, comparison(layers).values], ignore_index=True)
+    assert verdict(found)[0].endswith("rises from 20% at step 0 to 40% at step 2, most in layer 2.")
+
+
+@pytest.mark.parametrize(
+    ("models", "first"),
+    [
+        (["attn_n", "attnres_n", "attnresln_n"], "AttnResLn-N"),
+        (["attn_w", "attn_n", "attnres_w", "attnres_n"], "AttnRes-N"),  # of a model with its norms before attention
+    ],
+)
+def test_the_measure_that_takes_in_the_most_of_the_block_leads_whatever_it_is_called(models, first):
+    metrics = {f"mixing/{method}/{kind}": [0.1, 0.4, 0.9] for kind in ("share", "mean") for method in models}
+    metrics["mixing/attn_n/share"] = [0.0, 0.5, 1.0]
+    sentence = verdict(along("model.step", [0, 1, 2], metrics))[0]
+    assert sentence.startswith(f"Mixing ratio ({first}: ")
+    layers_of_networks = {f"feedforward/{stage}/mean": [0.1, 0.4, 0.9] for stage in ("atb_n", "atbff_n", "atbffres_n")}
+    assert verdict(along("model.step", [0, 1, 2], layers_of_networks))[0].startswith("Mixing ratio (AtbFfRes: ")
+    assert leading(["own/tiny", "norms/f/other", "norms/f/cls"]) == "norms/f/other"
+    assert leading(["own/tiny"]) == ""
+
+
+def test_groups_are_furthest_apart_in_a_cell_or_else_in_a_layer():
+    """By hand: 10 against 41 points at [SEP] of layer 3; 25 against 36 in layer 1."""
+    at = ("mixing/heatmap", "AttnResLn-N: the attention block", "layer")
+    cells = [
+        (2, *at, layer, "category", "mixing ratio (%)", token, group, value)
+        for layer, token, *ends in (("3", "sep", 10.0, 41.0), ("3", "all", 20.0, 30.0), ("1", "sep", 50.0, 40.0))
+        for group, value in zip(("base", "tuned"), ends, strict=True)
+    ]
+    layers = [("base", MEAN, 1, 0.25), ("tuned", MEAN, 1, 0.36), ("base", MEAN, 2, 0.5), ("tuned", MEAN, 2, 0.45)]
+    tests = [("tuned", MEAN, 0.125, 0.1, 0.15, 0.001)]
+    (sentence,) = verdict(comparison([*VALUES, *layers], sequence_tests=tests, cells=cells))
+    assert sentence.endswith("; furthest apart in layer 3, [SEP] (10% in base and 41% in tuned).")
+    (sentence,) = verdict(comparison([*VALUES, *layers], sequence_tests=tests))
+    assert sentence.endswith("; furthest apart in layer 1 (25% in base and 36% in tuned).")
+    other_depth = [(4 if row[-2] == "tuned" else 2, *row[1:]) for row in cells]
+    (sentence,) = verdict(comparison(VALUES, sequence_tests=tests, cells=other_depth))
+    assert "furthest" not in sentence, "layers of models of different depth are not the same"
+
+
+def test_tests_over_other_texts_say_so():
+    tests = [("tuned", MEAN, 0.125, 0.1, 0.15, 0.001, False)]
+    (sentence,) = verdict(comparison(VALUES, sequence_tests=tests))
+    assert "in 1 of 1 measure tested over sequences that are not the same, above all in" in sentence
+
+
+def test_runs_that_repeat_another_are_told_first():
+    found = comparison(VALUES[:3])
+    found.repeated = [["0", "2"]]
+    assert verdict(found) == [
+        "Runs 0 and 2 measured the same weights, texts and seeds in the same way: they count once."
+    ]
 
 
 @pytest.mark.parametrize(

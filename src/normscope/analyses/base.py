@@ -108,7 +108,7 @@ class AnalysisContext:
     """The options of all analyses, enabled or not."""
     resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The resources that the analysis requires, by name."""
-    weights_sha256: str | None = None
+    files_sha256: str | None = None
     """Digest of the weight files; None for random weights and for a model that was in memory already."""
 
     def options_of(self, kind: type[C]) -> C:

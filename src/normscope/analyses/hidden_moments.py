@@ -65,7 +65,7 @@ class HiddenMoments:
             context, categories=list(dict.fromkeys([*context.categories, *self.categories]))
         )
         self._rows = [self._counted.categories.index(category) for category in self.categories]
-        self.origin = _origin(self._options, context.weights_sha256)
+        self.origin = _origin(self._options, context.files_sha256)
         key = "known" if self.origin is Origin.known else "dimensions"
         self._set: list[int] | None = None if self.origin is Origin.detected else getattr(self._options, key)
         for dimension in self._set or ():
@@ -122,7 +122,7 @@ class HiddenMoments:
         )
 
 
-def _origin(options: OutliersOptions, weights_sha256: str | None) -> Origin:
+def _origin(options: OutliersOptions, files_sha256: str | None) -> Origin:
     if options.dimensions is not None:
         return Origin.given
     if (options.known is None) != (options.known_for is None):
@@ -130,7 +130,7 @@ def _origin(options: OutliersOptions, weights_sha256: str | None) -> Origin:
         raise InputError(
             f"analysis.outliers.{given}={getattr(options, given)}: expected analysis.outliers.{missing} beside it, got null"
         )
-    return Origin.known if weights_sha256 in (options.known_for or ()) else Origin.detected
+    return Origin.known if files_sha256 in (options.known_for or ()) else Origin.detected
 
 
 def _sums(

@@ -308,6 +308,7 @@ def batches_of_window(
     counts.read += len(window)
     counts.skipped.update(reason for reason in window if isinstance(reason, str))
     sequences = encoder.encode([example for example in window if isinstance(example, Example)], counts)
+    counts.keys += sum(sequence.key for sequence in sequences)
     names = encoder.categories.names
     for batch in batches_of(sequences, encoder, batch_tokens):
         counts.sequences += batch.sequences
@@ -390,7 +391,7 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
         token_mask=torch.from_numpy(token_mask),
         categories=torch.from_numpy(categories),
         inherited=None if inherited is None else torch.from_numpy(inherited),
-        fingerprints=tuple(fingerprint(_all_tokens(sequence)) for sequence in sequences),
+        fingerprints=tuple(fingerprint(sequence.all_tokens) for sequence in sequences),
         source=collate(sources, encoder) if sources else None,
         is_cross_attention=encoder.is_cross_attention,
         words=None if words is None else torch.from_numpy(words),
@@ -413,12 +414,6 @@ def _check_companions(sequences: Sequence[TokenSequence], batching: Batching) ->
             "expected texts of the same length in a batch, because the model treats padding as tokens; pass them one by one, "
             "or wrap the model with inputs=, a function of ids and mask that masks padding"
         )
-
-
-def _all_tokens(sequence: TokenSequence) -> np.ndarray:
-    if sequence.source_ids is None:
-        return sequence.input_ids
-    return np.concatenate([sequence.input_ids, [-1], sequence.source_ids])
 
 
 def _length(sequence: TokenSequence) -> int:

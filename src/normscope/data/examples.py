@@ -102,6 +102,8 @@ class CorpusCounts:
     used: int = 0
     sequences: int = 0
     """Model inputs: one per example used, except for documents cut into windows."""
+    keys: int = 0
+    """Sum of the keys of the sequences, which does not depend on their order; see `TokenSequence.key`."""
     cut: int = 0
     """Examples used that were truncated to the maximum length."""
     tokens: int = 0
@@ -130,6 +132,7 @@ class CorpusCounts:
             "remarks": dict(self.remarks),
             "examples_used": self.used,
             "sequences": self.sequences,
+            "texts_digest": f"{self.keys % 2**128:032x}",
             "cut": self.cut,
             "tokens": self.tokens,
             "unknown_share": self.unknown / self.ordinary if self.ordinary else None,
@@ -151,7 +154,7 @@ class CorpusCounts:
 
     def add(self, other: "CorpusCounts") -> None:
         """Add the counts of another part of the corpus."""
-        for name in ("read", "used", "sequences", "cut", "tokens", "ordinary", "unknown"):
+        for name in ("read", "used", "sequences", "keys", "cut", "tokens", "ordinary", "unknown"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in _BY_NAME:
             getattr(self, name).update(getattr(other, name))

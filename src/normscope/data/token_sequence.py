@@ -80,6 +80,24 @@ class TokenSequence:
     """The numbers of the query and the document of such a pair, from 1; zeros if it is not a query with a document."""
     prompt: int = 0
     """Number of tokens at the start that belong to a prompt."""
+    unmasked: np.ndarray | None = None
+    """`input_ids` before some of them were masked; None if none was."""
+
+    @property
+    def all_tokens(self) -> np.ndarray:
+        """The tokens, and those of the encoder's input."""
+        if self.source_ids is None:
+            return self.input_ids
+        return np.concatenate([self.input_ids, [-1], self.source_ids])
+
+    @property
+    def key(self) -> int:
+        """A number that depends on what was read alone: on its tokens, whichever were masked, segments, pair and score."""
+        read = self if self.unmasked is None else dataclasses.replace(self, input_ids=self.unmasked)
+        parts = [read.all_tokens, np.zeros(0) if read.token_type_ids is None else read.token_type_ids]
+        pair = None if self.second is None else (self.second.key, self.score, self.ranked)
+        content = repr([*(fingerprint(part) for part in parts), pair])
+        return int.from_bytes(hashlib.sha256(content.encode()).digest()[:16], "little")
 
 
 @runtime_checkable
@@ -171,12 +189,14 @@ class Sequences:
         cut: bool = False,
     ) -> TokenSequence:
         """A sequence of ids, some of them masked. Segment ids are 0 and 1, if the model takes any."""
+        ids = np.asarray(input_ids, dtype=np.int64)
         return TokenSequence(
-            self.masked(np.asarray(input_ids, dtype=np.int64), self.mask_fraction),
+            self.masked(ids, self.mask_fraction),
             None if segments is None else np.asarray(segments, dtype=np.int64) * self.second_segment,
             units=units,
             last=last,
             cut=cut,
+            unmasked=ids if self.mask_fraction else None,
         )
 
     @property

@@ -63,6 +63,8 @@ class ModelOptions(Options):
     """Use the toy translation model, which is trained on first use."""
     seed: Seed = II("seed")
     """Seed of random weights; with `model=multiberts`, which of the 25 models."""
+    training: str | None = None
+    """Name of a training that was repeated with other seeds, of which `seed` is one: comparisons take means over them."""
     source_language: str | None = None
     """Source language of a multilingual translation model, as a language code of its tokenizer."""
     target_language: str | None = None

@@ -11,7 +11,7 @@ from typing import Any, assert_never
 import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 
-from normscope.reporting.figure_text import caption_of, with_token_names
+from normscope.reporting.figure_text import caption_of, with_token_names, with_visible_text
 from normscope.reporting.figures.coloured_text import coloured_text
 from normscope.reporting.figures.dots import dots
 from normscope.reporting.figures.heatmaps import heatmaps
@@ -133,7 +133,7 @@ def laid_out(figure: Drawing, width: float = PAGE, *, caption: bool = True) -> C
         width: Width in inches. Maps of many words become wider.
         caption: Whether to write the caption below the panels.
     """
-    figure = with_token_names(figure)
+    figure = with_visible_text(with_token_names(figure))
     match figure:
         case Heatmaps():
             canvas = heatmaps(figure, width)

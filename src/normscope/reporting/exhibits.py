@@ -118,7 +118,7 @@ def differences(paper: str, exhibits: Collection[str], result: Result) -> dict[s
     closest: dict[str, dict[str, object]] = {}
     for group in published(paper):
         name, conditions = group["exhibit"], unmet(group, settings)
-        if "weights" in group and result.facts.get("model_sha256") not in group["weights"]:
+        if "weights" in group and result.facts.get("files_sha256") not in group["weights"]:
             conditions["model.name"] = "the paper’s own weights"
         if name in exhibits and (name not in closest or len(conditions) < len(closest[name])):
             closest[name] = conditions

@@ -5,10 +5,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import Formatter, LogLocator, NullFormatter
 
-from normscope.errors import cut
+from normscope.errors import cut, visible
 from normscope.results.codes import category_name
 from normscope.results.figures import Drawing, Heatmaps, Lines, Profiles, Scatter, WordMaps
 from normscope.rounding import number, power_of_ten
@@ -20,9 +21,30 @@ _LONGEST_LABEL = 40
 
 
 def word_label(word: str) -> str:
-    """A word as a label, shortened if long; characters that XML forbids in an SVG are replaced."""
-    label = "".join(character if character.isprintable() else "\ufffd" for character in word)
-    return cut(label, _LONGEST_LABEL)
+    """A word as a label, shortened if long."""
+    return cut(word, _LONGEST_LABEL)
+
+
+def with_visible_text(figure: D) -> D:
+    """A figure whose texts can all be drawn: of its table, its titles and its caption, whoever wrote them."""
+    changes = {field.name: _visible(getattr(figure, field.name)) for field in dataclasses.fields(figure)}
+    return dataclasses.replace(figure, **changes)
+
+
+def _visible(value: Any) -> Any:
+    match value:
+        case str():
+            return visible(value)
+        case pd.DataFrame():
+            texts = {
+                name: value[name].map(_visible) for name in value if not pd.api.types.is_numeric_dtype(value[name])
+            }
+            return value.assign(**texts).rename(columns=_visible)
+        case Mapping():
+            return {_visible(key): _visible(each) for key, each in value.items()}
+        case list() | tuple():
+            return type(value)(map(_visible, value))
+    return value
 
 
 def token_name(category: Any) -> Any:
@@ -53,7 +75,7 @@ def with_token_names(figure: D) -> D:
 
 def caption_of(figure: Drawing) -> str:
     """The caption, which says so if panels do not share a scale, and what grey means where it occurs."""
-    return " ".join(filter(None, (figure.caption, _own_scales(figure), _missing(figure))))
+    return visible(" ".join(filter(None, (figure.caption, _own_scales(figure), _missing(figure)))))
 
 
 OWN_RANGE = "own range"

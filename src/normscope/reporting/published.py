@@ -26,12 +26,12 @@ COMPARISON = "comparison"
 """The table of a result that has been compared with a paper."""
 
 
-def with_published(result: Result, weights_sha256: str | None) -> Result:
+def with_published(result: Result, files_sha256: str | None) -> Result:
     """The result; if a paper's preset was run, with a table that compares its numbers with the published ones.
 
     Args:
         result: The results of a run.
-        weights_sha256: Digest of the model's weight files; None if it has none.
+        files_sha256: Digest of the model's weight files; None if it has none.
 
     Raises:
         InputError: If there is no file of published numbers.
@@ -39,11 +39,11 @@ def with_published(result: Result, weights_sha256: str | None) -> Result:
     paper = result.config.get("recipe", {}).get("paper")
     if paper is None:
         return result
-    comparison = compare(paper, result.metrics, result.tables, result.config, weights_sha256)
+    comparison = compare(paper, result.metrics, result.tables, result.config, files_sha256)
     notes = [
         f"not compared with {group['source']}: dimensions and heads are places in the paper's weights, and these are others"
         for group in published(paper)
-        if not _has_weights(group, weights_sha256) and _pairs(group, result.metrics, result.tables)
+        if not _has_weights(group, files_sha256) and _pairs(group, result.metrics, result.tables)
     ]
     tables = {**result.tables} if comparison.empty else {**result.tables, COMPARISON: comparison}
     return dataclasses.replace(result, tables=tables, notes=[*result.notes, *notes])
@@ -54,7 +54,7 @@ def compare(
     metrics: Mapping[str, float],
     tables: Mapping[str, pd.DataFrame],
     config: Mapping[str, Any],
-    weights_sha256: str | None = None,
+    files_sha256: str | None = None,
 ) -> pd.DataFrame:
     """Results beside a paper's published numbers.
 
@@ -69,7 +69,7 @@ def compare(
         metrics: Metrics by flat name, as in results.json.
         tables: Tables by file name, without the suffix.
         config: The resolved config.
-        weights_sha256: Digest of the model's weight files; None if it has none.
+        files_sha256: Digest of the model's weight files; None if it has none.
 
     Returns:
         One row per number that was both measured and published; columns as in COLUMNS.
@@ -80,7 +80,7 @@ def compare(
     settings = flat(config)
     rows: list[_Row] = []
     for group in published(paper):
-        if not _has_weights(group, weights_sha256):
+        if not _has_weights(group, files_sha256):
             continue
         differs_in = tuple(unmet(group, settings))
         for name, (words, measured, printed) in _pairs(group, metrics, tables).items():
@@ -158,9 +158,9 @@ def unmet(group: Mapping[str, Any], settings: Mapping[str, object]) -> dict[str,
     return {key: wanted for key, wanted in conditions.items() if settings.get(key) != wanted}
 
 
-def _has_weights(group: Mapping[str, Any], weights_sha256: str | None) -> bool:
+def _has_weights(group: Mapping[str, Any], files_sha256: str | None) -> bool:
     """Whether a model has the places that a group of published numbers is about."""
-    return "weights" not in group or weights_sha256 in group["weights"]
+    return "weights" not in group or files_sha256 in group["weights"]
 
 
 def published(paper: str) -> list[dict[str, Any]]:

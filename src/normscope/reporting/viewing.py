@@ -5,7 +5,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn
@@ -47,10 +47,13 @@ def page(results: Result | Sequence[Result], path: str | Path | None = None) -> 
         '<!doctype html>'
 
     Raises:
-        InputError: If there are no results, or the file cannot be written.
+        InputError: If `results` is anything else or cannot be drawn, or the file cannot be written.
     """
-    several = [results] if isinstance(results, Result) else list(results)
-    content = report.page(several[0]) if len(several) == 1 else comparison_page(_comparison(several))
+    several = _checked(results)
+    if path is not None and not isinstance(path, str | Path):
+        raise InputError(f"path: expected the path of a file, got {type(path).__name__}")
+    with _drawn("results"):
+        content = report.page(several[0]) if len(several) == 1 else comparison_page(_comparison(several))
     if path is not None:
         write_named(path, content.encode())
     return content
@@ -69,9 +72,50 @@ def compare(results: Sequence[Result]) -> list[str]:
         'The largest difference in percentage points is in signed share of biases (Attn-N: vectors): 18% instead of 4.4%.'
 
     Raises:
-        InputError: If no run has completed.
+        InputError: If no run has completed, or `results` is anything else.
     """
-    return verdict(_comparison(results))
+    several = _checked(results)
+    with _drawn("results"):
+        return verdict(_comparison(several))
+
+
+_MOST_RESULTS = 10_000
+
+
+def _checked(results: object) -> list[Result]:
+    """The results of one run or of several.
+
+    Raises:
+        InputError: If they are anything else.
+    """
+    expected = "results: expected what normscope.run or normscope.read returned, or a list of these"
+    if isinstance(results, Result):
+        return [results]
+    if not isinstance(results, Iterable) or isinstance(results, str | bytes | Mapping):
+        raise InputError(f"{expected}, got {type(results).__name__}")
+    several: list[Result] = []
+    for result in results:
+        if not isinstance(result, Result):
+            raise InputError(f"{expected}, got {type(result).__name__} in it")
+        if len(several) == _MOST_RESULTS:
+            raise InputError(f"results: expected at most {_MOST_RESULTS:,}, got more")
+        several.append(result)
+    if not several:
+        raise InputError(f"{expected}, got an empty one")
+    return several
+
+
+@contextlib.contextmanager
+def _drawn(what: object) -> Iterator[None]:
+    """Whatever fails is the results' fault: what normscope saves can be drawn, so someone has changed it."""
+    try:
+        yield
+    except (InputError, BrokenPipeError):
+        raise
+    except OSError as error:
+        raise InputError(f"{what}: cannot be written to: {one_line(error)}") from error
+    except Exception as error:  # of pandas, pyarrow, matplotlib and the parser of XML, each of its own type
+        raise InputError(f"{what}: cannot be drawn: {type(error).__name__}: {one_line(error)}") from error
 
 
 def _comparison(results: Sequence[Result]) -> RunComparison:
@@ -92,7 +136,7 @@ def draw_again(folder: Path) -> Path:
         InputError: If the folder does not hold a completed run, is damaged, or cannot be written to.
     """
     result = _completed(folder)
-    with _drawing(folder):
+    with _drawn(folder):
         content = report.page(result).encode()
         for name, picture in figure_files(result.figures, _look(result)):
             write_file(folder, name, picture)
@@ -113,23 +157,11 @@ def draw_paper(folders: Sequence[Path], output: Path) -> Path:
         InputError: If a folder does not hold a completed run, the runs are not of one paper, or the page cannot be written.
     """
     results = {folder: _completed(folder) for folder in folders}
-    with _drawing(output):
+    with _drawn(output):
         content = page_of_paper(results, output.parent)
         output.parent.mkdir(parents=True, exist_ok=True)
         write_named(output, content.encode())
     return output
-
-
-@contextlib.contextmanager
-def _drawing(place: Path) -> Iterator[None]:
-    """Context in which views are drawn from files and written to a place."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{place}: cannot be written to: {one_line(error)}") from error
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # What normscope saves can be drawn, so someone has changed the files.
-        raise InputError(f"{place}: cannot be drawn: {type(error).__name__}: {one_line(error)}") from error
 
 
 def _completed(folder: Path) -> Result:
@@ -168,13 +200,21 @@ def compare_folders(
     Raises:
         InputError: If there is nothing to compare, a run is damaged, or the folder cannot be written to.
     """
-    return _shown(compared(*runs.read(folders), baseline, thresholds), output)
+    return _compared(*runs.read(folders), output, baseline, thresholds)[0]
 
 
-def _shown(comparison: RunComparison, output: Path) -> Path:
-    written = write(comparison, output)
-    in_terminal.show(comparison)
-    return written
+def _compared(
+    found: Mapping[Path, Result],
+    failures: Sequence[str],
+    output: Path,
+    baseline: Path | None,
+    thresholds: Mapping[str, float],
+) -> tuple[Path, RunComparison]:
+    with _drawn(output):
+        comparison = compared(found, failures, baseline, thresholds)
+        written = write(comparison, output)
+        in_terminal.show(comparison)
+        return written, comparison
 
 
 def command(words: Sequence[str], program: str) -> Path:
@@ -195,8 +235,7 @@ def command(words: Sequence[str], program: str) -> Path:
     is_sweep = len(parsed.runs) == 1 and not os.path.exists(parsed.runs[0] / RESULTS)
     output = parsed.output or (parsed.runs[0] if is_sweep else Path("outputs/comparison"))
     found, failures = runs.read(parsed.runs)
-    comparison = compared(found, failures, parsed.baseline, dict(parsed.threshold))
-    written = _shown(comparison, output)
+    written, comparison = _compared(found, failures, output, parsed.baseline, dict(parsed.threshold))
     if parsed.wandb is not None:
         from normscope.reporting.comparison.wandb_report import published
 

@@ -37,6 +37,8 @@ class Axis:
     names: Mapping[Any, str] = dataclasses.field(default_factory=dict)
     """How values are written in names if not as they are: `with_bos` for True."""
     kind: Kind = "text"
+    nested: bool = False
+    """Whether each of its values takes in what those before it do, so that the last stands for all."""
 
     @property
     def of_texts(self) -> bool:

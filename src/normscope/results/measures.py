@@ -56,6 +56,23 @@ def has_curve(metric: str) -> bool:
     return _published(owner).curve(name) is not None
 
 
+def leading(metrics: Iterable[str]) -> str:
+    """The measure that stands for all in one line: of the first analysis with a curve, the first that it declares.
+
+    Of those that are declared together along an axis that is `nested`, it is the last: of mixing ratios, that which takes in
+    the most of the attention block. Empty if none has a curve.
+    """
+    named = [metric.partition("/") for metric in metrics if has_curve(metric)]
+    published = _published(named[0][0] if named else "")
+    for rollup in published.curves:
+        own = [name for analysis, _, name in named if analysis == named[0][0]]
+        alike = [name for name in own if (found := published.curve(name)) is not None and found[0] is rollup]
+        nested = any(axis is not None and axis.nested for axis in map(published.axis, rollup.placeholders))
+        if alike:
+            return f"{named[0][0]}/{alike[-1 if nested else 0]}"
+    return ""
+
+
 def panel_of(metric: str) -> Panel:
     """How a number or curve is shown."""
     owner, _, name = metric.partition("/")

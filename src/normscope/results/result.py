@@ -204,5 +204,5 @@ def _curves(table: pd.DataFrame) -> "dict[str, pd.Series[float]]":
 def _summary(path: Path, content: Any) -> tuple[str, Summary]:
     try:
         return str(content["analysis"]), Summary.of(content)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError) as error:
         raise InputError(f"{path}: expected the summary of an analysis: {one_line(error)}") from error

@@ -41,7 +41,20 @@ FACTS: Mapping[str, Fact] = {
     "command": Fact("string", "The command line; for a job of a sweep, one that runs this job alone."),
     "model": Fact("string", "Name of the model."),
     "model_revision": Fact("string", "Commit of the model on the Hub."),
-    "model_sha256": Fact("string", "Digest of the weights."),
+    "model_sha256": Fact("string", "Digest of the weights that were measured, wherever they came from."),
+    "files_sha256": Fact(
+        "string", "Digest of the weight files; null for weights of other origins, or with an adapter."
+    ),
+    "heads_sha256": Fact("object", "Digests of the weights that heads add to them, by head.", "string"),
+    "config_sha256": Fact("string", "Digest of the model's config, without names."),
+    "weights_from": Fact(
+        "string",
+        "`seed` if the weights were drawn at random; otherwise it is not known whether they are trained: `files` or `memory`.",
+    ),
+    "weights_seed": Fact(
+        "integer", "The seed from which the weights were drawn, or that of `training`; null if unknown."
+    ),
+    "training": Fact("string", "The training that was repeated with other seeds, as declared by `model.training`."),
     "training_step": Fact("integer", "Training step of the checkpoint."),
     "device": Fact("string", "The device that the model ran on."),
     "dtype": Fact("string", "Number format of the weights."),
@@ -59,6 +72,7 @@ FACTS: Mapping[str, Fact] = {
     ),
     "examples_used": Fact("integer", "Number of examples analysed."),
     "sequences": Fact("integer", "Number of sequences analysed."),
+    "texts_digest": Fact("string", "Digest of their tokens before any are masked, whatever their order."),
     "cut": Fact("integer", "Number of examples truncated."),
     "tokens": Fact("integer", "Number of tokens analysed."),
     "tokens_by_category": Fact("object", "Number of tokens by category.", "integer"),

@@ -1,6 +1,8 @@
 """What is said about a run: where its numbers come from, and its name."""
 
 import functools
+import hashlib
+import json
 import platform
 import re
 import subprocess
@@ -38,7 +40,7 @@ def facts_of(run: Run) -> dict[str, object]:
         "command": run.command,
         "model": model.name,
         "model_revision": model.revision,
-        "model_sha256": model.weights_sha256,
+        **_of_weights(run),
         "training_step": training_step(vars(options.model), model.folder),
         "device": str(model.device),
         "dtype": number_format(model.model),
@@ -57,6 +59,26 @@ def facts_of(run: Run) -> dict[str, object]:
         "verification_layer": verification.layer,
         "verification_part": verification.part,
     }
+
+
+def _of_weights(run: Run) -> dict[str, object]:
+    """What the weights are, and where they come from: names of models and folders may be those of others."""
+    model, (whole, *heads), options = run.plan.model, run.plan.weights.items(), run.plan.options.model
+    drawn = model.drawn is not None and model.drawn.digest == whole[1]
+    trained = options.training is not None and model.folder is not None
+    config = {key: value for key, value in model.model.config.to_dict().items() if key not in _NAMES_IN_CONFIGS}
+    return {
+        "model_sha256": whole[1],
+        "files_sha256": model.files_sha256,
+        "heads_sha256": dict(heads),
+        "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest(),
+        "weights_from": "seed" if drawn else "memory" if model.folder is None else "files",
+        "weights_seed": model.drawn.seed if drawn and model.drawn else options.seed if trained else None,
+        "training": options.training if trained else None,
+    }
+
+
+_NAMES_IN_CONFIGS = ("_name_or_path", "transformers_version", "architectures")
 
 
 def _of_layers(layout: ModelLayout) -> dict[str, object]:

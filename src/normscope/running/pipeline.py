@@ -230,7 +230,7 @@ def conclude(run: Run) -> Result:
     of_model = filter(None, [run.plan.encoder.batching.note, run.plan.model.segments_note])
     notes = list(dict.fromkeys([*_lost(run), *result.notes, *of_model]))
     result = dataclasses.replace(result, notes=notes, config={**plain(run.plan.options), "resume": None})
-    return with_published(result, run.plan.model.weights_sha256)
+    return with_published(result, run.plan.model.files_sha256)
 
 
 def _after_interventions(run: Run, analysis: Analysis, runner: InterventionRunner) -> Result:

@@ -128,6 +128,8 @@ class Plan:
     corpus: NumberedCorpus
     group: ProcessGroup
     """The processes that read it together."""
+    weights: Mapping[str, str]
+    """Digests of the model's weights; see `LoadedModel.weights`."""
     look: Appearance
     """How figures are drawn."""
 
@@ -183,6 +185,7 @@ class Plan:
             resources=resources,
             corpus=NumberedCorpus(corpus),
             group=group,
+            weights=model.weights(),
             look=look,
         )
 
@@ -213,7 +216,7 @@ class Plan:
     def identity(self) -> dict[str, object]:
         """What a resumed run must share with the stopped one."""
         return lasting(plain(self.options)) | {
-            "the model's weights": self.model.weights_sha256,
+            "the model's weights": dict(self.weights),
             "torch": torch.__version__,
             "normscope": VERSION,
             **{f"the resource {name}": resource.digest for name, resource in self.resources.items()},
@@ -407,7 +410,7 @@ def _context(
         has_position_terms=not model.layout.registry and model.verification.position_terms,
         width=model.layout.stream.width,
         depth=model.layers,
-        weights_sha256=model.weights_sha256,
+        files_sha256=model.files_sha256,
         observed=ObservedStack(model.model, model.layout),
         own_embedder=lambda: model.embedder,
         dtype=model.model.dtype,

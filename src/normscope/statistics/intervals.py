@@ -50,6 +50,25 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
+def within_whole(
+    mean: Float[np.ndarray, "*shares"], half: Float[np.ndarray, "*shares"]
+) -> tuple[Float[np.ndarray, "*shares"], Float[np.ndarray, "*shares"]]:
+    """The ends of an interval of a share in [0, 1], which do not lie beyond 0 and 1.
+
+    The interval is symmetric in log(p / (1 − p)), whose standard error is that of p divided by p (1 − p) (delta method).
+
+    Args:
+        mean: The share.
+        half: Half the width of its interval if it were symmetric in p.
+    """
+    spread = mean * (1 - mean)
+    varies = spread > 0
+    centre, reach = scipy.special.logit(np.where(varies, mean, 0.5)), half / np.where(varies, spread, 1.0)
+    low, high = scipy.special.expit(centre - reach), scipy.special.expit(centre + reach)
+    known = np.where(np.isnan(half), np.nan, mean)
+    return np.where(varies, low, known), np.where(varies, high, known)
+
+
 def share_interval(
     share: Float[np.ndarray, "*shares"], trials: Float[np.ndarray, "*shares"]
 ) -> tuple[Float[np.ndarray, "*shares"], Float[np.ndarray, "*shares"]]:

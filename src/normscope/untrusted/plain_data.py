@@ -69,6 +69,9 @@ def read(stream: BinaryIO, path: Path, most: int) -> bytes:
 LARGEST = 1e300
 """Numbers are smaller: sums of many stay finite, and none takes long to write."""
 
+LARGEST_WHOLE = 2**63
+"""Whole numbers that we read are smaller: tables hold 64 bits. In the files of others, some stand for infinity."""
+
 _DEEPEST = 50
 _TOO_DEEP = f"expected lists and mappings nested at most {_DEEPEST} deep"
 _LONGEST = 1_000_000
@@ -76,18 +79,19 @@ _LONGEST = 1_000_000
 _HALF_A_SIGN = re.compile("[\ud800-\udfff]")
 
 
-def json_mapping(path: Path, most: int, *, finite: bool = True) -> dict[str, Any]:
+def json_mapping(path: Path, most: int, *, finite: bool = True, whole: float = LARGEST_WHOLE) -> dict[str, Any]:
     """The object in a JSON file of at most `most` bytes: plain data.
 
     Args:
         finite: Whether every number must be finite.
+        whole: What whole numbers are smaller than.
 
     Raises:
         InputError: If it cannot be read, or holds something else.
     """
     content = text(path, most)
     try:
-        return parsed_json(content, finite=finite)
+        return parsed_json(content, finite=finite, whole=whole)
     except ValueError as error:
         raise InputError(f"{path}: {one_line(error)}") from error
 
@@ -101,23 +105,24 @@ def json_value(path: Path, most: int) -> Any:
     content = text(path, most)
     try:
         value = _loaded(content)
-        _check_plain(value, (), finite=False)
+        _check_plain(value, (), finite=False, whole=LARGEST)
     except ValueError as error:
         raise InputError(f"{path}: {one_line(error)}") from error
     return value
 
 
-def parsed_json(content: str, *, finite: bool) -> dict[str, Any]:
+def parsed_json(content: str, *, finite: bool, whole: float = LARGEST_WHOLE) -> dict[str, Any]:
     """The object in a text of JSON: plain data.
 
     Args:
         content: The text.
         finite: Whether every number must be finite. JSON has no others, but Python writes them.
+        whole: What whole numbers are smaller than.
 
     Raises:
         ValueError: If it is something else.
     """
-    return _mapping(_loaded(content), finite=finite)
+    return _mapping(_loaded(content), finite=finite, whole=whole)
 
 
 def _loaded(content: str) -> Any:
@@ -146,37 +151,37 @@ def yaml_mapping(path: Path, most: int) -> dict[str, Any]:
                 raise ValueError("expected plain data, got an alias or a tag")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             _check_depth(depth)
-        return _mapping(yaml.load(content, Loader=loader), finite=False)
+        return _mapping(yaml.load(content, Loader=loader), finite=False, whole=LARGEST_WHOLE)
     except (ValueError, OverflowError, RecursionError, yaml.YAMLError) as error:
         raise InputError(f"{path}: {one_line(error)}") from error
 
 
-def _mapping(value: object, *, finite: bool) -> dict[str, Any]:
+def _mapping(value: object, *, finite: bool, whole: float) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"expected a mapping, got {shown(value)}")
-    _check_plain(value, (), finite=finite)
+    _check_plain(value, (), finite=finite, whole=whole)
     return value
 
 
-def _check_plain(value: object, place: tuple[object, ...], *, finite: bool) -> None:
+def _check_plain(value: object, place: tuple[object, ...], *, finite: bool, whole: float) -> None:
     """Check that a value is made of mappings, lists, texts and numbers, none of them out of bounds."""
     _check_depth(len(place))
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str | int):
                 raise ValueError(f"expected names as keys, got {shown(key)}")
-            _check_plain(key, ("a key",), finite=finite)
-            _check_plain(item, (*place, key), finite=finite)
+            _check_plain(key, ("a key",), finite=finite, whole=whole)
+            _check_plain(item, (*place, key), finite=finite, whole=whole)
     elif isinstance(value, list):
         for number, item in enumerate(value):
-            _check_plain(item, (*place, number), finite=finite)
+            _check_plain(item, (*place, number), finite=finite, whole=whole)
     elif value is not None:
-        problem = _problem(value, finite=finite)
+        problem = _problem(value, finite=finite, whole=whole)
         if problem:
             raise ValueError(f"{printable('.'.join(map(str, place)), 99)}: {problem}")
 
 
-def _problem(value: object, *, finite: bool) -> str:
+def _problem(value: object, *, finite: bool, whole: float) -> str:
     """What is wrong with a single value; empty if nothing is."""
     match value:
         case str() if len(value) > _LONGEST:
@@ -185,7 +190,7 @@ def _problem(value: object, *, finite: bool) -> str:
             return "expected valid Unicode, got a lone surrogate"
         case float() if not math.isfinite(value):
             return "expected a finite number" if finite else ""
-        case int() | float() if abs(value) >= LARGEST:
+        case int() | float() if abs(value) >= (whole if isinstance(value, int) else LARGEST):
             return "expected a smaller number"
         case str() | int() | float():
             return ""

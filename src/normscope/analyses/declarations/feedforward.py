@@ -54,6 +54,7 @@ _METHOD = Axis(
     "How far through the layer: `atb_n` (the attention block), `atbff_n` (the feed-forward network), `atbffres_n` (with its "
     "residual connection) or `atbffresln_n` (with its normalisation).",
     titles=METHODS,
+    nested=True,
 )
 STEP = Axis(
     "step",

@@ -27,6 +27,7 @@ _METHOD = Axis(
     "method",
     "What the ratio takes into account: `attn_w`, `attn_n`, `attnres_w`, `attnres_n` or `attnresln_n`.",
     titles=METHODS,
+    nested=True,
 )
 
 _WITH_VECTORS = _METHOD.but("What the output is: `attn_n`, `attnres_n` or `attnresln_n`. Weights alone have no shares.")

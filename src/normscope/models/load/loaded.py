@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,8 @@ from normscope.models.stored.decoder_start import decoder_shift
 from normscope.models.stored.embedder_files import embedder_of
 from normscope.models.stored.model_code import model_code
 from normscope.models.stored.random_state import drawing
-from normscope.models.stored.stored_weights import execution_device, number_format
-from normscope.models.stored.weight_checks import check_finite
+from normscope.models.stored.stored_weights import execution_device, number_format, weights_digest
+from normscope.models.stored.weight_checks import UNOBSERVED_PARTS, check_finite
 from normscope.rounding import counted, number
 
 
@@ -70,6 +70,13 @@ def tables_of_token_types(model: nn.Module, inputs: Mapping[str, Tensor]) -> lis
     return [weight for weight, ids in lookups.found if ids.untyped_storage().data_ptr() == place]
 
 
+class Drawn(NamedTuple):
+    """Random weights."""
+
+    seed: int
+    digest: str
+
+
 T = TypeVar("T")
 
 
@@ -84,8 +91,6 @@ class LoadedModel:
     name: str
     revision: str | None
     """Commit of the Hub repository; None for weights from elsewhere."""
-    weights_sha256: str | None
-    """Digest of the weight files; None for random weights and for a model that was in memory already."""
     max_length: int | None
     """The longest sequence that the model and its tokenizer accept, in tokens; None without a limit."""
 
@@ -93,10 +98,16 @@ class LoadedModel:
     """Loads a head around `model`; returns None if the checkpoint has none of this kind."""
 
     folder: Path | None = None
-    """The checkpoint's files; None for random weights."""
+    """The checkpoint's files; None for weights that were not read from files."""
+
+    files_sha256: str | None = None
+    """Digest of the weight files, by which published weights are known; None for weights of other origins, or with an adapter."""
 
     given_embedder: Embedder | None = None
     """What makes embeddings, if the model was part of a SentenceTransformer in memory."""
+
+    drawn: "Drawn | None" = None
+    """The weights as they were drawn at random; None if they were read from files, or were in memory already."""
 
     require_current: Callable[[], None] = lambda: None
     """Raises InputError if `model` stands for another model in memory that has changed since."""
@@ -134,6 +145,18 @@ class LoadedModel:
         """
         with model_code(self.model):
             yield from self._exclusive.blocks(run, functools.partial(_in_memory, self))
+
+    def weights(self) -> dict[str, str]:
+        """Digests of the weights as they are now: those of `model`, and of what each head that has been loaded adds to them.
+
+        A pooler counts as a part of heads: not every class of a model has one.
+        """
+        unobserved = [part for name, part in self.model.named_modules() if f"{name}.".startswith(UNOBSERVED_PARTS)]
+        observed = set(self.model.modules()).difference(unobserved)
+        parts = {name: value for name, value in vars(self).items() if isinstance(value, PreTrainedModel)}
+        return {
+            name: weights_digest(part, unobserved if part is self.model else observed) for name, part in parts.items()
+        }
 
     def require_finite_weights(self) -> None:
         """Check that no weight has become NaN or infinite since the model was loaded or wrapped.

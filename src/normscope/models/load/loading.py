@@ -6,7 +6,6 @@ NaN or an unknown family is an error.
 
 import contextlib
 import dataclasses
-import hashlib
 import logging
 import re
 import shutil
@@ -27,7 +26,7 @@ from normscope.errors import InputError, one_line
 from normscope.models.infer.layouts import completed_layout, layout_of
 from normscope.models.infer.pointwise import replace_pointwise
 from normscope.models.load.adapters import Adapter, base_model
-from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.loaded import Drawn, LoadedModel
 from normscope.models.load.task_heads import Head, has_head, head_class, task_head
 from normscope.models.load.tokenizer_loading import check_tokenizer, load_tokenizer
 from normscope.models.options import DeviceOptions, ModelOptions
@@ -44,7 +43,7 @@ from normscope.models.stored.config_checks import (
 )
 from normscope.models.stored.decoder_start import decoder_shift
 from normscope.models.stored.embedder_files import longest_text, rule_of
-from normscope.models.stored.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source, locate, weights_digest
+from normscope.models.stored.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source, files_digest, locate
 from normscope.models.stored.offloading import accelerate_silenced, keep_on, memory_by_device, spare_memory
 from normscope.models.stored.random_state import drawing
 from normscope.models.stored.stored_weights import execution_device, is_offloaded
@@ -163,18 +162,21 @@ class OpenedModel:
         run_experts_in_float64(model)
         if not is_offloaded(model):
             model.to(target)
-        return LoadedModel(
+        loaded = LoadedModel(
             model=model.eval().requires_grad_(False),
             tokenizer=tokenizer,
             layout=completed_layout(self.layout, model),
             name=name,
             revision=self._named.revision,
-            weights_sha256=None if self.options.random_init else _digest(self.source, self.adapter),
             max_length=longest_input(model, self.layout, tokenizer, self._longest_text),
             load_head=lambda head: self._head(head, model, whole),
             folder=None if self.options.random_init else self._named.whole,
+            files_sha256=None if self.options.random_init or self.adapter else files_digest(self.source.folder),
             rule=rule_of(None if self.options.random_init else self._named.whole, name),
         )
+        if not self.options.random_init:
+            return loaded
+        return dataclasses.replace(loaded, drawn=Drawn(self.options.seed, loaded.weights()["model"]))
 
     @property
     def _named(self) -> Source:
@@ -395,18 +397,11 @@ def _base_of(adapter: Source, options: ModelOptions) -> Source:
     return source
 
 
-def _digest(source: Source, adapter: Source | None) -> str:
-    digest = weights_digest(source.folder)
-    if adapter is None:
-        return digest
-    return f"{digest} + {hashlib.sha256((adapter.folder / ADAPTER_WEIGHTS).read_bytes()).hexdigest()}"
-
-
 def _check_digest(source: Source, options: ModelOptions) -> None:
     expected = options.sha256 or (options.pin.sha256 if source.pinned else None)
     if expected is None:
         return
-    digest = weights_digest(source.folder)
+    digest = files_digest(source.folder)
     if digest != expected.lower():
         raise InputError(
             f"the weights of {options.name} in {source.folder} have SHA-256 {digest}, expected {expected}; "

@@ -267,7 +267,7 @@ class TokenNames(PreTrainedTokenizerFast):
             InputError: If two tokens have the same name, or a name is empty or contains spaces.
         """
         for number, name in enumerate(names):
-            if not isinstance(name, str) or name.split() != [name]:
+            if not isinstance(name, str) or name.split() != [name] or name.encode(errors="ignore").decode() != name:
                 raise InputError(
                     f"tokens: expected a name without spaces for each token id, got {name!r} for id {number}"
                 )

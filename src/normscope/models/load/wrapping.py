@@ -186,7 +186,6 @@ def _loaded(
         layout=layout,
         name=name,
         revision=None,
-        weights_sha256=None,
         max_length=longest_input(model, layout, tokenizer),
         require_current=require_current,
     )

@@ -179,7 +179,7 @@ def _part_of_encoder(source: Source, name: str) -> Source:
     return source if folder == source.folder else dataclasses.replace(source, folder=folder, encoder=source.folder)
 
 
-def weights_digest(folder: Path) -> str:
+def files_digest(folder: Path) -> str:
     """SHA-256 of a folder's weight file or, for several, of the list of their digests and names."""
     files = weight_files(folder)
     digests = [_file_digest(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files]

@@ -3,8 +3,10 @@
 Weights are read through this module. Only loading needs `offloading`, which offloads them.
 """
 
+import concurrent.futures
 import contextlib
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -52,6 +54,39 @@ def offloaded_to(model: nn.Module) -> list[str]:
         for _, _, tensor in kept_elsewhere(model)
     ]
     return sorted(set(places), reverse=True)
+
+
+def weights_digest(model: nn.Module, without: Collection[nn.Module] = ()) -> str:
+    """SHA-256 of the weights that a model computes with: names, number formats, shapes and bytes, wherever they are kept.
+
+    Args:
+        model: What names begin in, whichever way it was loaded.
+        without: Modules whose weights do not count.
+    """
+    apart = set(map(id, without))
+    found: dict[str, concurrent.futures.Future[str]] = {}
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+        for path, module in model.named_modules():
+            own = [*dict(module.named_parameters(recurse=False)), *dict(module.named_buffers(recurse=False))]
+            kept = [name for name in own if name not in module._non_persistent_buffers_set]
+            if not kept or id(module) in apart:
+                continue
+            offloaded = is_offloaded(module)
+            with weights_present(module):
+                new = {f"{path}.{name}": pool.submit(_digest, getattr(module, name).detach()) for name in kept}
+            found |= new
+            if offloaded:  # no more than a module at a time is in memory
+                concurrent.futures.wait(new.values())
+        lines = [f"{name} {digest.result()}\n" for name, digest in sorted(found.items())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+_THREADS = 8
+
+
+def _digest(tensor: Tensor) -> str:
+    content = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()}"
 
 
 def execution_device(model: nn.Module) -> torch.device:

@@ -1,7 +1,7 @@
 """Compare runs: metrics and curves by layer, differences from a baseline, means over seeds; as a page and as files."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -10,9 +10,10 @@ import pandas as pd
 
 from normscope.errors import InputError, one_line
 from normscope.reporting.comparison import significance, swept, training
+from normscope.reporting.comparison.identity import identities, is_random
 from normscope.reporting.comparison.page import addresses, comparison_page
 from normscope.reporting.comparison.run_comparison import RunComparison
-from normscope.reporting.comparison.runs import cells_of, depth, is_random, settings, table_of
+from normscope.reporting.comparison.runs import cells_of, depth, settings, table_of
 from normscope.results.result import Result
 from normscope.results.run_files import Status
 from normscope.results.run_tables import metadata
@@ -41,9 +42,11 @@ def compared(
     if not completed:
         raise InputError("no run has completed, so there is nothing to compare")
     place = 0 if baseline is None else _baseline(baseline, list(completed))
-    configs = [settings(result) for result in completed.values()]
-    names = _names(list(completed.values()), configs)
-    groups = swept.labels(configs, seeds=False, analyses=False)
+    results, configs = list(completed.values()), [settings(result) for result in completed.values()]
+    runs_are = identities(results, configs)
+    folders = [folder.name for folder in completed]
+    names = _labels([identity.run for identity in runs_are], configs, folders, seeds=True)
+    groups = _labels([identity.group for identity in runs_are], configs, folders, seeds=False)
     values = _all_values(completed, configs, names, groups)
     _check_thresholds(thresholds, values["metric"])
     trainings = values.assign(group=values["training"])
@@ -60,10 +63,9 @@ def compared(
         metrics=_side_by_side(whole, names),
         seeds=significance.over_seeds(whole, ["group", "metric"]).query("runs > 1").reset_index(drop=True),
         tests=significance.tests(whole, groups[place]),
-        sequence_tests=significance.over_sequences(
-            _sequences_by_group(list(completed.values()), configs, groups), groups[place]
-        ),
-        heatmaps=_heatmaps(list(completed.values()), groups),
+        sequence_tests=significance.over_sequences(_sequences_by_group(results, names, groups), groups[place]),
+        heatmaps=_heatmaps(results, names, groups),
+        repeated=_repeated(completed, names),
         training=training.over_training(trainings),
         crossings=training.crossings(trainings, thresholds),
         baseline=names[place],
@@ -142,7 +144,10 @@ def _all_values(
             runs.items(), configs, names, groups, lines, trainings, strict=True
         )
     ]
-    return pd.concat(tables, ignore_index=True).astype({"step": "Int64"})
+    values = pd.concat(tables, ignore_index=True).astype({"step": "Int64"})
+    return values.drop_duplicates(
+        ["label", "metric", "layer"], ignore_index=True
+    )  # what was measured again counts once
 
 
 def _check_thresholds(thresholds: Mapping[str, float], metrics: "pd.Series[str]") -> None:
@@ -153,17 +158,17 @@ def _check_thresholds(thresholds: Mapping[str, float], metrics: "pd.Series[str]"
 
 
 def _sequences_by_group(
-    runs: Sequence[Result], configs: Sequence[swept.Config], groups: Sequence[str]
+    runs: Sequence[Result], names: Sequence[str], groups: Sequence[str]
 ) -> dict[str, list[pd.DataFrame]]:
     """Means of single sequences by group: a table for each choice of seeds, of which runs with different analyses are parts.
 
     Randomly initialised models have none: another seed could reverse a difference, whatever their sequences say.
     """
     parts: dict[tuple[str, str], list[pd.DataFrame]] = {}
-    for result, config, group, label in zip(runs, configs, groups, swept.labels(configs, analyses=False), strict=True):
+    for result, name, group in zip(runs, names, groups, strict=True):
         sequences = table_of(result, "sequences")
-        if len(sequences) and not is_random(config):
-            parts.setdefault((group, label), []).append(sequences)
+        if len(sequences) and not is_random(result):
+            parts.setdefault((group, name), []).append(sequences)
     samples: dict[str, list[pd.DataFrame]] = {}
     for (group, _), tables in parts.items():
         whole = pd.concat(tables).drop_duplicates(["metric", "sequence"])
@@ -171,15 +176,26 @@ def _sequences_by_group(
     return samples
 
 
-def _heatmaps(runs: Sequence[Result], groups: Sequence[str]) -> pd.DataFrame:
-    """The cells of the runs' heat maps, averaged over the runs of a group."""
+def _heatmaps(runs: Sequence[Result], names: Sequence[str], groups: Sequence[str]) -> pd.DataFrame:
+    """The cells of the runs' heat maps, averaged over the runs of a group; of a repeated run, once."""
     tables = [
-        cells_of(result).assign(group=group, depth=depth(result)) for result, group in zip(runs, groups, strict=True)
+        cells_of(result).assign(label=name, group=group, depth=depth(result))
+        for result, name, group in zip(runs, names, groups, strict=True)
     ]
     tables = [table for table in tables if len(table)] or tables[:1]
     cells = pd.concat(tables, ignore_index=True)
     keys = [name for name in cells.columns if name != "value"]
+    cells = cells.drop_duplicates(keys)
+    keys.remove("label")
     return cells.groupby(keys, sort=False, dropna=False)["value"].mean().reset_index()
+
+
+def _repeated(runs: Mapping[Path, Result], names: Sequence[str]) -> list[list[str]]:
+    """The runs that are one run several times, by the names of their folders."""
+    alike: dict[tuple[str, frozenset[str]], list[str]] = {}
+    for (folder, result), name in zip(runs.items(), names, strict=True):
+        alike.setdefault((name, frozenset(result.metrics)), []).append(folder.name)
+    return [folders for folders in alike.values() if len(folders) > 1]
 
 
 def _side_by_side(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
@@ -207,11 +223,22 @@ def _facts(runs: Mapping[Path, Result], labels: Mapping[Path, str], configs: Seq
     return facts
 
 
-def _names(runs: Sequence[Result], configs: Sequence[swept.Config]) -> list[str]:
-    """Labels under which every metric has one value: different analyses of one model and corpus share a label and a column."""
-    names = swept.labels(configs, analyses=False)
-    cells = [(name, metric) for name, result in zip(names, runs, strict=True) for metric in result.metrics]
-    return names if len(set(cells)) == len(cells) else _unique(swept.labels(configs))
+def _labels(
+    keys: Sequence[Hashable], configs: Sequence[swept.Config], folders: Sequence[str], *, seeds: bool
+) -> list[str]:
+    """A label for each run, the same for those that share a key and for no others; different analyses tell none apart.
+
+    Digests tell nobody which run is which, so where labels have any, or are not enough, they also name the run's folder.
+    """
+    first = {key: keys.index(key) for key in keys}
+    own = [configs[place] for place in first.values()]
+    names = swept.labels(own, seeds=seeds, analyses=False)
+    if len(set(names)) < len(names):
+        names = swept.labels(own, seeds=seeds)
+    if len(set(names)) < len(names) or swept.DIGESTS.keys() & swept.keys(own):
+        names = [f"{name} (run {folders[place]})" for name, place in zip(names, first.values(), strict=True)]
+    by_key = dict(zip(first, _unique(names), strict=True))
+    return [by_key[key] for key in keys]
 
 
 def _unique(names: Sequence[str]) -> list[str]:

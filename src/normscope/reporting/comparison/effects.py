@@ -24,6 +24,11 @@ def is_part(metric: str) -> bool:
     return is_percentage(label) or label.startswith(_PARTS)
 
 
+def is_bounded(metric: str) -> bool:
+    """Whether a measure is a part of a whole that has no sign, so that it lies between 0 and 1."""
+    return is_part(metric) and "signed" not in panel_of(metric).label
+
+
 def of_shares(texts: Iterable[str]) -> str:
     """What readers need to know about signed shares if a text names one; empty if none does."""
     return SIGNED_SHARES if any("signed share" in text.lower() for text in texts) else ""

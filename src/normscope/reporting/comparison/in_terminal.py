@@ -5,11 +5,11 @@ import pandas as pd
 from normscope.reporting.comparison.effects import effect, of_shares
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import is_extreme
-from normscope.reporting.comparison.story import BLOCK, stories
+from normscope.reporting.comparison.story import stories
 from normscope.reporting.comparison.verdict import as_written, significant, verdict
 from normscope.reporting.terminal import show_sentence, show_table
 from normscope.results.findings import Summary
-from normscope.results.measures import has_curve, metric_title, short_metric_title
+from normscope.results.measures import has_curve, leading, metric_title, short_metric_title
 from normscope.results.result import Result
 from normscope.streams import WIDTH
 
@@ -33,9 +33,8 @@ def show(comparison: RunComparison) -> None:
 
 
 def line(result: Result) -> str:
-    """The headline of one run of several: the measure of the attention block, or the first that has a curve."""
-    named = [name for name in result.metrics if has_curve(name) and not is_extreme(name)]
-    metric = BLOCK if BLOCK in named else next(iter(named), "")
+    """The headline of one run of several: its leading measure."""
+    metric = leading(result.metrics)
     return f"{short_metric_title(metric)} {as_written(metric, result.metrics[metric])}" if metric else "completed"
 
 

@@ -31,9 +31,8 @@ def maps_of_groups(cells: pd.DataFrame, baseline: str) -> list[Measure]:
     """
     return [
         _part(own, baseline, str(figure), str(label))
-        for figure, of_figure in _titled(cells).groupby("figure", sort=False)
-        if baseline in set(of_figure["group"]) and of_figure["group"].nunique() > 1
-        for label, own in of_figure.groupby("value_title", sort=False)
+        for (figure, label), own in _titled(cells).groupby(["figure", "value_title"], sort=False)
+        if baseline in set(own["group"]) and own["group"].nunique() > 1
     ]
 
 

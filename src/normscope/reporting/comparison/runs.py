@@ -164,9 +164,15 @@ def cells_of(result: Result) -> pd.DataFrame:
 def settings(result: Result) -> dict[str, Any]:
     """The config of a run, with keys as on the command line.
 
-    `model.step` is the training step, wherever it is from, and `model.name` and `model.revision` are without it.
+    `model.step` is the training step, wherever it is from, and `model.name` and `model.revision` are without it. The digests
+    `weights` and `texts` stand for what no key says: the content of a model or of texts.
     """
-    config = _without_step(flat(result.config), result.facts.get("training_step"))
+    facts = result.facts
+    config = _without_step(flat(result.config), facts.get("training_step"))
+    if "weights_from" in facts:
+        config |= {"model.random_init": facts["weights_from"] == "seed", "model.seed": facts.get("weights_seed")}
+        config |= {"model.name": facts["training"]} if facts.get("training") else {}
+        config |= {"weights": facts.get("model_sha256"), "texts": facts.get("texts_digest")}
     return config | {"analysis": ",".join(result.analyses)}
 
 
@@ -175,11 +181,6 @@ def depth(result: Result) -> int | None:
     curves = table_of(result, "curves")
     layers = curves[curves["layer"] > 0]
     return None if layers.empty else round((layers["layer"] / layers["depth"]).median())
-
-
-def is_random(config: Mapping[str, Any]) -> bool:
-    """Whether the model's weights are those that a seed gave it, before any training."""
-    return bool(config.get("model.random_init")) or config.get("model.step") == 0
 
 
 def _without_step(config: Mapping[str, Any], step: object) -> dict[str, Any]:

@@ -7,13 +7,12 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
-from normscope.statistics.intervals import CONFIDENCE, FEWEST, Sample, mean_test
+from normscope.reporting.comparison.effects import is_bounded
+from normscope.reporting.comparison.places import ROUNDING
+from normscope.statistics.intervals import CONFIDENCE, FEWEST, Sample, mean_test, within_whole
 
 FEWEST_PAIRS, FEWEST_UNPAIRED = FEWEST, 10
 """Sequences below which nothing is tested. Unpaired groups may be of different spread, which takes more of them to see."""
-
-ROUNDING = 1e-6
-"""Relative differences that rounding in single precision can cause."""
 
 _EXTREME = re.compile(r"(^|[/_])(min|max)$")
 
@@ -23,22 +22,32 @@ def is_extreme(metric: str) -> bool:
     return _EXTREME.search(metric) is not None
 
 
-def over_seeds(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+def over_seeds(values: pd.DataFrame, keys: Sequence[str], *, measured: bool = True) -> pd.DataFrame:
     """Means over runs that differ only in their seeds.
 
     Args:
         values: One row per run and metric (and layer), with the columns `keys` and value.
         keys: The columns that runs with different seeds share.
+        measured: Whether the values are those of the metrics, whose shares lie between 0 and 1, and so do their intervals.
 
     Returns:
-        The keys, runs (with a value), mean, low, high: Student's interval with 95% confidence, missing for one run.
+        The keys, runs (with a value), mean, low, high: Student's interval with 95% confidence, missing for one run; see
+        `within_whole` for shares.
     """
-    rows = values.groupby(list(keys), sort=False)["value"].agg(["count", "mean", "std"])
+    rows = values.groupby(list(keys), sort=False)["value"].agg(["count", "mean", "std", "min", "max"]).reset_index()
     half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, rows["count"] - 1) * rows["std"] / np.sqrt(rows["count"])
-    table = pd.DataFrame(
-        {"runs": rows["count"], "mean": rows["mean"], "low": rows["mean"] - half, "high": rows["mean"] + half}
+    shares = rows["metric"].map(is_bounded).astype(bool) & (rows["min"] >= 0) & (rows["max"] <= 1) & measured
+    ends = within_whole(rows["mean"].where(shares, 0.5).to_numpy(), half.to_numpy())
+    low, high = (
+        plain.where(~shares, end) for plain, end in zip((rows["mean"] - half, rows["mean"] + half), ends, strict=True)
     )
-    return table.reset_index()
+    return rows[list(keys)].assign(runs=rows["count"], mean=rows["mean"], low=low, high=high)
+
+
+def _possible(table: pd.DataFrame) -> pd.DataFrame:
+    """Differences whose intervals hold nothing impossible: two shares differ by no more than 1."""
+    shares = table["metric"].map(is_bounded).astype(bool) & (table["difference"].abs() <= 1)
+    return table.assign(**{end: table[end].where(~shares, table[end].clip(-1, 1)) for end in ("low", "high")})
 
 
 def tests(values: pd.DataFrame, baseline: str) -> pd.DataFrame:
@@ -73,7 +82,7 @@ def tests(values: pd.DataFrame, baseline: str) -> pd.DataFrame:
     difference = pairs["mean"] - pairs["mean_baseline"]
     half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * error
     p = 2 * scipy.stats.t.sf(np.abs(difference / error), freedom)
-    return pd.DataFrame(
+    table = pd.DataFrame(
         {
             "group": pairs["group"],
             "metric": pairs["metric"],
@@ -83,7 +92,8 @@ def tests(values: pd.DataFrame, baseline: str) -> pd.DataFrame:
             "p": p,
             "adjusted": scipy.stats.false_discovery_control(p) if len(p) else p,
         }
-    ).reset_index(drop=True)
+    )
+    return _possible(table.reset_index(drop=True))
 
 
 def over_sequences(samples: Mapping[str, Sequence[pd.DataFrame]], baseline: str) -> pd.DataFrame:
@@ -114,7 +124,7 @@ def over_sequences(samples: Mapping[str, Sequence[pd.DataFrame]], baseline: str)
         if metric in reference and (test := _tested(own[metric], reference[metric])) is not None
     ]
     names = ["group", "metric", "sequences", "paired", "difference", "low", "high", "p"]
-    table = pd.DataFrame(rows, columns=names)
+    table = _possible(pd.DataFrame(rows, columns=names))
     return table.assign(adjusted=scipy.stats.false_discovery_control(table["p"]) if len(table) else table["p"])
 
 

@@ -11,7 +11,7 @@ from normscope.reporting.comparison.significance import is_extreme
 from normscope.reporting.comparison.swept import SEED, short_keys
 from normscope.results.declare import is_percentage, unitless
 from normscope.results.figures import Lines
-from normscope.results.measures import has_curve, metric_title, panel_of
+from normscope.results.measures import has_curve, leading, metric_title, panel_of
 from normscope.rounding import begun, brief, brief_share, compared, number
 
 FEWEST = 3
@@ -20,8 +20,6 @@ _MOST = 3
 """Measures that have a sentence at most."""
 _REMAINDER = "/other"
 """How measures of ordinary tokens end: these get what special tokens lose, which is the finding."""
-BLOCK = "mixing/attnresln_n/mean"
-"""The measure of the whole attention block, which comes first if it moves."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +31,8 @@ class Story:
     """`step`, `layer`, or the end of a config key."""
     values: "pd.Series[float]"
     """Means over the runs at each value of the variable, which ascends."""
+    layer: int | None = None
+    """The layer in which it moves most, if the variable is not the layer."""
 
     @property
     def begin(self) -> str:
@@ -62,7 +62,8 @@ class Story:
         start, middle, end = compared(self._write, first, top, last)
         verb = "rises" if top > first else "falls"
         name = begun(metric_title(self.metric))
-        begins, ends = f"{name} {verb} from {start} at {self.begin} to", f"{end} at {self.end}."
+        most = "" if self.layer is None else f", most in layer {self.layer}"
+        begins, ends = f"{name} {verb} from {start} at {self.begin} to", f"{end} at {self.end}{most}."
         return f"{begins} {ends}" if top == last else f"{begins} {middle} at {self._at(place)}, and ends at {ends}"
 
     @property
@@ -96,8 +97,8 @@ def stories(comparison: RunComparison) -> list[Story]:
     """The measures that move most along the one variable in which runs differ, seeds aside; empty if it has no order.
 
     Only measures of whole runs count, and only if they have a curve, are known for every value of the variable, and
-    move by at least a tenth of their natural range. The attention block's measure comes first, then parts of a whole,
-    then others, whose size is only relative; within each group, the measure that moves most comes first.
+    move by at least a tenth of their natural range. The leading measure comes first, then parts of a whole, then others,
+    whose size is only relative; within each group, the measure that moves most comes first.
     """
     return _moving(_described(comparison))[:_MOST]
 
@@ -108,18 +109,20 @@ def _moving(every: Sequence[Story]) -> list[Story]:
         story.metric: effect(story.metric, float(story.values.max()), float(story.values.min())) for story in every
     }
     moved = [story for story in every if moves[story.metric] >= COUNTS]
-    moved.sort(key=lambda story: (story.metric != BLOCK, not is_part(story.metric), -moves[story.metric]))
+    lead = leading(story.metric for story in every)
+    moved.sort(key=lambda story: (story.metric != lead, not is_part(story.metric), -moves[story.metric]))
     return moved
 
 
 def standstill(comparison: RunComparison) -> list[str]:
-    """That nothing moves along the variable, in a sentence with the attention block's range; empty if something does."""
+    """That nothing moves along the variable, in a sentence with the leading measure's range; empty if something does."""
     every = _described(comparison)
     if not every or _moving(every):
         return []
     first = every[0]
     start = f"From {first.begin} to {first.end}, no measure changes by a tenth of its range"
-    ranges = [f": {story.range}" for story in every if story.metric == BLOCK]
+    lead = leading(story.metric for story in every)
+    ranges = [f": {story.range}" for story in every if story.metric == lead]
     return [f"{start}{''.join(ranges)}."]
 
 
@@ -129,14 +132,23 @@ def _described(comparison: RunComparison) -> list[Story]:
     if places is None:
         return []
     variable, by_label = places
-    whole = comparison.values[comparison.values["layer"] == 0]
-    whole = whole.assign(place=whole["label"].map(by_label))
-    table = whole.pivot_table(index="place", columns="metric", values="value").sort_index().dropna(axis="columns")
+    values = comparison.values.assign(place=comparison.values["label"].map(by_label))
+    table = (
+        values.pivot_table(index="place", columns=["metric", "layer"], values="value")
+        .sort_index()
+        .dropna(axis="columns")
+    )
+    whole = dict.fromkeys(map(str, values[values["layer"] == 0]["metric"]))
     return [
-        Story(str(metric), variable, values)
-        for metric, values in table.items()
-        if not is_extreme(str(metric)) and not str(metric).endswith(_REMAINDER) and has_curve(str(metric))
+        Story(metric, variable, table[metric, 0], _moving_layer(table[metric].drop(columns=0)))
+        for metric in whole
+        if (metric, 0) in table and not is_extreme(metric) and not metric.endswith(_REMAINDER) and has_curve(metric)
     ]
+
+
+def _moving_layer(layers: pd.DataFrame) -> int | None:
+    """The layer whose values vary most, of those that every run has; None if they are not several."""
+    return int((layers.max() - layers.min()).idxmax()) if layers.shape[1] > 1 else None
 
 
 def _places(comparison: RunComparison) -> tuple[str, dict[str, float]] | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from normscope.config.schema import INCIDENTAL
+from normscope.errors import visible
 
 # Config keys left out of labels: those that affect no result, and those that `analysis` and `model` imply.
 _UNLABELLED = re.compile(rf"^(({'|'.join(INCIDENTAL)}|model\.pin)(\.|$)|analysis\..*enabled$)")
@@ -26,6 +27,8 @@ _NOUNS = {
     "model.step": "checkpoints",
     "dataset.name": "datasets",
     "dataset.path": "datasets",
+    "weights": "sets of weights",
+    "texts": "sets of texts",
     "layers": "choices of layers",
     "analysis": "sets of analyses",
 }
@@ -41,7 +44,19 @@ def keys(configs: Sequence[Config]) -> list[str]:
         name = f"{kind}.name"
         if name in differing:
             differing = [key for key in differing if not (key.startswith(f"{kind}.") and _follows(key, name, configs))]
-    return differing
+    return [key for key in differing if key not in DIGESTS or not _is_named(key, differing, configs)]
+
+
+DIGESTS = {"weights": ("model", "seed"), "texts": ("model", "dataset", "seed")}
+"""Digests, and the sections of the config that may already tell their values apart, in words."""
+
+
+def _is_named(digest: str, differing: Sequence[str], configs: Sequence[Config]) -> bool:
+    named = [key for key in differing if key.split(".")[0] in DIGESTS[digest]]
+    words = [str([config.get(key) for key in named]) for config in configs]
+    return len(set(words)) == len(
+        {(word, str(config.get(digest))) for word, config in zip(words, configs, strict=True)}
+    )
 
 
 def columns(configs: Sequence[Config], differing: Sequence[str]) -> dict[str, list[str]]:
@@ -66,7 +81,7 @@ def labels(configs: Sequence[Config], *, seeds: bool = True, analyses: bool = Tr
         and (steps or key != "model.step")
     ]
     short = short_keys(keys(configs))
-    parts = {key: _values(key, configs, seeds=seeds) for key in differing}
+    parts = {key: _values(key, configs) for key in differing}
     named = [
         " ".join(filter(None, (_part(key, short[key], values[at]) for key, values in parts.items())))
         for at in range(len(configs))
@@ -122,25 +137,22 @@ def _follows(key: str, name: str, configs: Sequence[Config]) -> bool:
     return len(pairs) == len({value for value, _ in pairs})
 
 
-def _values(key: str, configs: Sequence[Config], *, seeds: bool = True) -> list[str]:
+def _values(key: str, configs: Sequence[Config]) -> list[str]:
     values = [_typed(config.get(key)) for config in configs]
     if key in ("model.name", "dataset.name", "dataset.path"):
         short = _shortened(values)
-    elif key in ("model.revision", "model.sha256", "dataset.revision"):
+    elif key in ("model.revision", "model.sha256", "dataset.revision", *DIGESTS):
         short = {value: value[:_ABBREVIATED] for value in values}
     else:
         short = {}
-    if len(set(short.values())) == len(set(values)):
-        values = [short[value] for value in values]
-    # The MultiBERTs have their seeds in their names.
-    return values if seeds else [re.sub(r"seed[_-]\d+", "seed_*", value) for value in values]
+    return [short[value] for value in values] if len(set(short.values())) == len(set(values)) else values
 
 
 def _typed(value: object) -> str:
     """A config value as it is typed on the command line."""
     if value is None:
         return _NULL
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else visible(str(value))
 
 
 def _shortened(names: Iterable[str]) -> dict[str, str]:

@@ -53,7 +53,7 @@ def crossings(values: pd.DataFrame, thresholds: Mapping[str, float]) -> pd.DataF
     if lines.empty:
         return pd.DataFrame(columns=columns)
     keys = [*_WHERE, "threshold"]
-    table = over_seeds(lines, keys).rename(columns={"runs": "crossed", "mean": "step"})
+    table = over_seeds(lines, keys, measured=False).rename(columns={"runs": "crossed", "mean": "step"})
     return table.assign(runs=lines.groupby(keys, sort=False).size().to_numpy())[columns]
 
 

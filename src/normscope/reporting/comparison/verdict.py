@@ -9,15 +9,22 @@ import numpy as np
 import pandas as pd
 
 from normscope.reporting.comparison.effects import COUNTS, effect
+from normscope.reporting.comparison.places import (
+    ROUNDING,
+    cell_in_words,
+    cells_apart,
+    common,
+    furthest,
+    in_words,
+    relative,
+)
 from normscope.reporting.comparison.run_comparison import RunComparison
-from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, ROUNDING, is_extreme
-from normscope.reporting.comparison.story import BLOCK, standstill, stories
+from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
+from normscope.reporting.comparison.story import standstill, stories
 from normscope.results.declare import is_percentage
-from normscope.results.measures import has_curve, metric_title, panel_of, title
+from normscope.results.measures import has_curve, leading, metric_title, panel_of, title
 from normscope.rounding import (
     begun,
-    brief,
-    brief_share,
     counted,
     differ,
     enumeration,
@@ -38,20 +45,22 @@ def verdict(comparison: RunComparison) -> list[str]:
 
     Without a second group, it is how much seeds matter, or nothing if there is but one.
 
-    Differences are tested over seeds where there are several, otherwise over sequences; p-values are adjusted for the number of
-    tests. Of the measures that differ detectably, that of the attention block is named if its difference counts, or else the
-    one that differs most. Groups of which the same is found, apart from numbers, share a sentence. Runs along an ordered
-    variable have a sentence for each of a few measures instead, or one first that says that no measure moves.
+    Differences are tested over seeds where there are several, otherwise over sequences; p-values are adjusted for the
+    number of tests. Of the measures that differ detectably, the leading one is named if its difference counts, or else
+    the one that differs most, with the layer, head or category in which the groups are furthest apart. Groups of which
+    the same is found, apart from numbers, share a sentence. Runs along an ordered variable have a sentence for each of
+    a few measures instead, or one first that says that no measure moves.
     """
+    repeated = _of_repeated(comparison)
     if told := stories(comparison):
-        return [story.sentence for story in told]
+        return repeated + [story.sentence for story in told]
     groups = [name for name in comparison.values["group"].unique() if name != comparison.baseline_group]
     if not groups:
-        return _of_seeds(comparison)
+        return repeated + _of_seeds(comparison)
     alike: dict[tuple[object, ...], list[_Found]] = {}
     for found in (_of_group(comparison, group) for group in groups):
         alike.setdefault((type(found), *found.shared), []).append(found)
-    sentences = standstill(comparison)
+    sentences = repeated + standstill(comparison)
     most = _MOST - len(sentences)
     shown, rest = [*alike.values()][:most], [*alike.values()][most:]
     sentences += [found[0].sentence(found, comparison.baseline_group) for found in shown]
@@ -60,29 +69,41 @@ def verdict(comparison: RunComparison) -> list[str]:
     return sentences
 
 
+def _of_repeated(comparison: RunComparison) -> list[str]:
+    """Which runs are one run several times."""
+    return [
+        f"Runs {enumeration(list(folders))} measured the same weights, texts and seeds in the same way: they count once."
+        for folders in comparison.repeated[:1]
+    ]
+
+
 def _of_seeds(comparison: RunComparison) -> list[str]:
-    """The attention block's measure over seeds, or the first with a curve, and the measure that seeds change most."""
+    """The leading measure over seeds, and the measure that seeds change most, with the runs and the layer."""
     means = comparison.seeds[comparison.seeds["metric"].map(_is_told).astype(bool)].set_index("metric")
     if means.empty:
         return []
-    metric = BLOCK if BLOCK in means.index else str(means.index[0])
+    metric = leading(map(str, means.index))
     numbers = [float(means[name][metric]) for name in ("mean", "low", "high")]
-    mean, low, high = (_in_words(metric, value, *numbers) for value in numbers)
-    whole = comparison.values[comparison.values["layer"] == 0].groupby("metric", sort=False)["value"]
-    ends = pd.concat([whole.min(), whole.max()], axis=1, keys=["low", "high"]).loc[means.index]
-    sizes = [effect(str(name), ends["high"][name], ends["low"][name]) for name in ends.index]
-    name, size = str(ends.index[int(np.argmax(sizes))]), max(sizes)
-    both = [float(ends[end][name]) for end in ("low", "high")]
-    written = [_in_words(name, value, *both) for value in both]
+    mean, low, high = (in_words(metric, value, *numbers) for value in numbers)
+    whole = comparison.values[comparison.values["layer"] == 0].set_index("label")
+    values = {str(name): rows["value"] for name, rows in whole.groupby("metric") if name in means.index}
+    sizes = {name: effect(name, each.max(), each.min()) for name, each in values.items()}
+    name = max(means.index, key=lambda name: sizes[name])
+    ends = {
+        str(pick(values[name])): float(values[name].loc[pick(values[name])])
+        for pick in (pd.Series.idxmin, pd.Series.idxmax)
+    }
+    written = [f"{in_words(name, value, *ends.values())} ({label})" for label, value in ends.items()]
+    curve = comparison.values[(comparison.values["metric"] == name) & (comparison.values["layer"] > 0)]
+    spread = curve.groupby("layer")["value"].agg(np.ptp)
+    layer = f", most in layer {spread.idxmax()}" if len(spread) > 1 else ""
     change = (
-        f"Seeds change this measure most: {metric_title(name)}, from {written[0]} to {written[1]}."
-        if size >= COUNTS
+        f"Seeds change this measure most: {metric_title(name)}, from {' to '.join(written)}{layer}."
+        if sizes[name] >= COUNTS
         else "No measure varies over seeds by a tenth of its range."
     )
-    return [
-        f"{begun(metric_title(metric))} is {mean} over {means['runs'][metric]} seeds (95% interval {low} to {high}).",
-        change,
-    ]
+    over = f"over {means['runs'][metric]} seeds (95% interval {low} to {high})"
+    return [f"{begun(metric_title(metric))} in {comparison.baseline_group} is {mean} {over}.", change]
 
 
 def _is_told(metric: str) -> bool:
@@ -139,7 +160,9 @@ class _Untested(_Found):
     difference: "_Difference | None"
     """The largest difference; None if only cells of heat maps differ."""
     figure: str = ""
-    """The heat map whose cells differ most."""
+    """The analysis whose heat maps differ most, if measures do not."""
+    cell: str = ""
+    """The cell in which these are furthest apart."""
 
     @property
     def shared(self) -> tuple[object, ...]:
@@ -155,11 +178,11 @@ class _Untested(_Found):
         first = alike[0].difference
         if first is None:
             return (
-                f"{start} Their measures are equal up to rounding, but cells of heat maps differ, such as those of "
-                f"{title(alike[0].figure.partition('/')[0])}."
+                f"{start} Their measures are equal up to rounding, but cells of heat maps differ, most in "
+                f"{title(alike[0].figure)}, {enumeration([found.cell for found in alike])}."
             )
-        values = _values({found.group: found.difference for found in alike if found.difference}, baseline)
-        return f"{start} The largest {first.how} is in {first.where}: {values}."
+        differences = {found.group: found.difference for found in alike if found.difference}
+        return f"{start} The largest {first.how} is in {first.where}: {_values(differences, baseline)}{_furthest(differences)}."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,36 +190,31 @@ class _Tested(_Found):
     """What tests say of the group."""
 
     basis: str
-    """What is the sample: seeds, or sequences."""
+    """What is the sample: seeds or sequences, and whether the latter are of the same texts."""
     tests: int
     detected: int
-    difference: "_Difference | None" = None
-    """The one that is named; None if there is none that a reader can see."""
+    difference: "_Difference"
+    """The one that is named."""
 
     @property
     def shared(self) -> tuple[object, ...]:
-        place = (*self.difference.place, self.difference.counts) if self.difference else (self.detected > 0,)
-        return (self.basis, self.tests, *place)
+        return (self.basis, self.tests, self.detected > 0, *self.difference.place, self.difference.size)
 
     @staticmethod
     def sentence(alike: "Sequence[_Tested]", baseline: str) -> str:
         first, names = alike[0], _names(alike)
         tested = f"{counted(first.tests, 'measure')} tested over {first.basis}"
+        differences = {found.group: found.difference for found in alike}
+        where, values, furthest = first.difference.where, _values(differences, baseline), _furthest(differences)
         if not first.detected:
             names = f"between {names} and {baseline}" if len(alike) == 1 else f"of {names} from {baseline}"
-            return f"No detectable difference {names}: {tested}."
+            return f"No detectable difference {names}: {tested}; the largest is in {where}{values and f': {values}'}{furthest}."
         differ = "differs" if len(alike) == 1 else "differ"
-        start = f"{names} {differ} from {baseline} in {_counts(alike)} of {tested}"
-        if first.difference is None:
-            return f"{start}, but in each by too little to matter."
-        leading = "above all in" if first.difference.counts else "in each by less than a tenth of its range, most in"
-        differences = {found.group: found.difference for found in alike if found.difference}
-        values = _values(differences, baseline)
         intervals = enumeration([difference.interval for difference in differences.values()])
-        noun = "difference" if len(alike) == 1 else "differences"
+        noun, ends = ("difference", "interval") if len(alike) == 1 else ("differences", "intervals")
         return (
-            f"{start}, {leading} {first.difference.where}{values and f': {values}'} "
-            f"({noun} {intervals}, 95% {'interval' if len(alike) == 1 else 'intervals'})."
+            f"{names} {differ} from {baseline} in {_counts(alike)} of {tested}, {_LEADING[first.difference.size]} "
+            f"{where}{values and f': {values}'} ({noun} {intervals}, 95% {ends}){furthest}."
         )
 
 
@@ -212,8 +230,10 @@ class _Difference:
     """Of its interval."""
     how: str = ""
     """In what sense it is the largest."""
-    counts: bool = True
-    """Whether it is more than a tenth of the measure's natural range."""
+    size: str = "counts"
+    """A key of `_LEADING`."""
+    furthest: str = ""
+    """Where the groups are furthest apart in this measure; see `places.furthest`."""
 
     @property
     def place(self) -> tuple[object, ...]:
@@ -228,26 +248,38 @@ class _Difference:
     @property
     def interval(self) -> str:
         """Its interval in words."""
-        low, high = (_in_words(self.metric, end, *self.ends, signed=True) for end in self.ends)
+        low, high = (in_words(self.metric, end, *self.ends, signed=True) for end in self.ends)
         points = " points" if low.endswith("%") else ""
         return f"{low.removesuffix('%')} to {high.removesuffix('%')}{points}"
 
 
+_LEADING = {
+    "counts": "above all in",
+    "small": "in each by less than a tenth of its range, most in",
+    "unseen": "in each by too little to matter, most in",
+}
+"""What leads to the measure that is named, by how much it differs."""
+
+
 def _values(differences: Mapping[str, _Difference], baseline: str) -> str:
-    """The values of groups and of the baseline: `0.4 instead of 0.3`, or `0.3 in a, 0.4 in b and 0.5 in c`."""
+    """The values of groups and of the baseline: `0.3 in a, 0.4 in b and 0.5 in c`."""
     numbers = {group: difference.values[0] for group, difference in differences.items() if difference.values}
     if not numbers:
         return ""
     first = next(iter(differences.values()))
     every = {baseline: first.values[1], **numbers}
-    written = {group: _in_words(first.metric, value, *every.values()) for group, value in every.items()}
-    if len(numbers) == 1:
-        return " instead of ".join(reversed(written.values()))
+    written = {group: in_words(first.metric, value, *every.values()) for group, value in every.items()}
     if len(numbers) > _MOST:
         ends = [pick(numbers, key=lambda group: numbers[group]) for pick in (min, max)]
         low, high = (f"{written[group]} ({group})" for group in ends)
         return f"{written[baseline]} in {baseline}, and from {low} to {high} in the others"
     return enumeration([f"{value} in {group}" for group, value in written.items()])
+
+
+def _furthest(differences: Mapping[str, _Difference]) -> str:
+    """Where groups are furthest from the baseline, at the end of a sentence; of many, the first."""
+    places = [difference.furthest for difference in differences.values() if difference.furthest]
+    return f"; furthest apart in {enumeration(places[:_MOST])}" if places else ""
 
 
 def _names(alike: Sequence[_Found]) -> str:
@@ -269,25 +301,17 @@ def _counts(alike: Sequence[_Tested]) -> str:
 
 def _of_group(comparison: RunComparison, group: str) -> _Found:
     baseline = comparison.baseline_group
-    pairs = _common(comparison.values, _PLACE, group, baseline)
+    pairs = common(comparison.values, _PLACE, group, baseline)
     by_basis = {"seeds": comparison.tests, "sequences": comparison.sequence_tests}
     for basis, tests in by_basis.items():
         own = tests[tests["group"] == group]
         if len(own):
-            return _tested(own.reset_index(drop=True), basis, group, pairs)
+            return _tested(comparison, own.reset_index(drop=True), basis, group, pairs)
     return _untested(comparison, group, baseline, pairs)
 
 
-_PLACE, _CELL = ["metric", "layer"], ["depth", "figure", "panel", "row", "column"]
-"""What a value belongs to (layer 0: the whole run), and a cell of a heat map."""
-
-
-def _common(values: pd.DataFrame, place: Sequence[str], group: str, baseline: str) -> pd.DataFrame:
-    """The means of two groups side by side, wherever both have one: `own` and `other`."""
-    sides = [
-        values[values["group"] == name].groupby(list(place), sort=False)["value"].mean() for name in (group, baseline)
-    ]
-    return pd.concat(sides, axis=1, keys=["own", "other"]).dropna()
+_PLACE = ["metric", "layer"]
+"""What a value belongs to (layer 0: the whole run)."""
 
 
 def _both(pairs: pd.DataFrame, metric: str, layer: int = 0) -> tuple[float, ...]:
@@ -297,18 +321,25 @@ def _both(pairs: pd.DataFrame, metric: str, layer: int = 0) -> tuple[float, ...]
     return tuple(float(pairs[side][metric, layer]) for side in ("own", "other"))
 
 
-def _tested(tests: pd.DataFrame, basis: str, group: str, pairs: pd.DataFrame) -> _Tested:
+def _tested(comparison: RunComparison, tests: pd.DataFrame, basis: str, group: str, pairs: pd.DataFrame) -> _Tested:
     """The result of the tests of a group against the baseline."""
     detected = tests[tests["adjusted"] < SIGNIFICANT]
-    result = _Tested(group, basis, len(tests), len(detected))
     visible = detected[[_visible(str(metric), pairs) for metric in detected["metric"]]]
-    if visible.empty:
-        return result
-    most = visible.iloc[_named(visible, pairs)]
+    chosen = next(table for table in (visible, detected, tests) if len(table))
+    most = chosen.iloc[_named(chosen, pairs)]
     metric = str(most["metric"])
     counts = _size(metric, float(most["difference"]), pairs) >= COUNTS
-    ends = (float(most["low"]), float(most["high"]))
-    return dataclasses.replace(result, difference=_Difference(metric, 0, _both(pairs, metric), ends, counts=counts))
+    difference = _Difference(
+        metric,
+        0,
+        _both(pairs, metric),
+        (float(most["low"]), float(most["high"])),
+        size="unseen" if visible.empty else "counts" if counts else "small",
+        furthest=furthest(comparison, group, comparison.baseline_group, metric),
+    )
+    if basis == "sequences" and not tests["paired"].all():
+        basis = "sequences that are not the same"
+    return _Tested(group, basis, len(tests), len(detected), difference)
 
 
 def _size(metric: str, difference: float, pairs: pd.DataFrame) -> float:
@@ -318,13 +349,14 @@ def _size(metric: str, difference: float, pairs: pd.DataFrame) -> float:
 
 
 def _named(tests: pd.DataFrame, pairs: pd.DataFrame) -> int:
-    """The place of the measure that is named: the attention block's if it differs by enough, or else the largest difference."""
+    """The place of the measure that is named: the leading one if it differs by enough, or else the largest difference."""
     metrics = [str(metric) for metric in tests["metric"]]
     sizes = [
         _size(metric, float(difference), pairs) for metric, difference in zip(metrics, tests["difference"], strict=True)
     ]
-    if BLOCK in metrics and sizes[metrics.index(BLOCK)] >= COUNTS:
-        return metrics.index(BLOCK)
+    lead = leading(metrics)
+    if lead and sizes[metrics.index(lead)] >= COUNTS:
+        return metrics.index(lead)
     return int(np.argmax(sizes))
 
 
@@ -338,20 +370,16 @@ def _untested(comparison: RunComparison, group: str, baseline: str, pairs: pd.Da
     """What is found if no test is valid."""
     if pairs.empty:
         return _Incomparable(group)
-    cells = comparison.heatmaps
-    cells = _common(cells[cells["group"].isin([group, baseline])], _CELL, group, baseline)
-    different = pairs[_relative(pairs) > ROUNDING]
-    if different.empty and not (_relative(cells) > ROUNDING).any():
+    cells = cells_apart(comparison, group, baseline)
+    different = pairs[relative(pairs) > ROUNDING]
+    if different.empty and not (relative(cells) > ROUNDING).any():
         return _Equal(group, pairs.index.get_level_values("metric").nunique())
     if different.empty:
-        figure = str(cells.index[int(_relative(cells).to_numpy().argmax())][_CELL.index("figure")])
-        return _Untested(group, None, figure)
+        cell = cells.reset_index().iloc[int(relative(cells).to_numpy().argmax())]
+        return _Untested(group, None, str(cell["figure"]).partition("/")[0], cell_in_words(cell))
     metric, layer, how = _largest(different)
-    return _Untested(group, _Difference(metric, layer, _both(pairs, metric, layer), how=how))
-
-
-def _relative(pairs: pd.DataFrame) -> "pd.Series[float]":
-    return (pairs["own"] - pairs["other"]).abs() / pairs.abs().max(axis=1).clip(lower=1e-12)
+    place = "" if layer else furthest(comparison, group, baseline, metric)
+    return _Untested(group, _Difference(metric, layer, _both(pairs, metric, layer), how=how, furthest=place))
 
 
 def _largest(different: pd.DataFrame) -> tuple[str, int, str]:
@@ -374,19 +402,14 @@ def _largest(different: pd.DataFrame) -> tuple[str, int, str]:
         metric, layer = points.index[int(points.to_numpy().argmax())]
         return str(metric), int(layer), "difference in percentage points"
     drawn = np.array(list(map(has_curve, names)))
-    relative = _relative(different[drawn] if drawn.any() else different)
-    metric, layer = relative.index[int(relative.to_numpy().argmax())]
+    parts = relative(different[drawn] if drawn.any() else different)
+    metric, layer = parts.index[int(parts.to_numpy().argmax())]
     return str(metric), int(layer), "relative difference"
 
 
 def as_written(metric: str, value: float) -> str:
     """A value as readers of tables see it: in per cent if its measure is."""
     return (percentage if is_percentage(panel_of(metric).label) else number)(value)
-
-
-def _in_words(metric: str, value: float, *beside: float, signed: bool = False) -> str:
-    """The same in a sentence that compares it with others."""
-    return (brief_share if is_percentage(panel_of(metric).label) else brief)(value, *beside, signed=signed)
 
 
 def significant(comparison: RunComparison) -> Sequence[str]:

@@ -16,6 +16,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from normscope.analyses.registry import analyses
+from normscope.errors import visible
 from normscope.results.codes import in_prose, in_words
 from normscope.rounding import number
 
@@ -146,7 +147,7 @@ def _plain(value: Any, kind: str, digits: int) -> Any:
             if value is True or value is np.True_
             else "no"
             if value is False or value is np.False_
-            else str(value)
+            else visible(str(value))
         )
     if pd.isna(value):
         return None

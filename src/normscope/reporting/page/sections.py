@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
+from normscope.errors import visible
 from normscope.reporting.page.elements import (
     EXPLORER_SCRIPTS,
     environment,
@@ -133,7 +134,7 @@ def render(
         explorer: The data of the explorer, if a section has a place for it.
         pairs: The data of the maps of two texts, by the names of their places.
     """
-    return (
+    return visible(
         environment()
         .get_template("page.html")
         .render(

@@ -1,0 +1,206 @@
+"""What a run is follows from what it measured: weights, texts and seeds. Names of models, folders and texts only label it."""
+
+import dataclasses
+import re
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.special
+import scipy.stats
+import torch
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+import normscope
+from normscope.reporting.comparison.significance import over_seeds, tests
+from normscope.statistics.intervals import within_whole
+from tests.tiny import FAMILY_CONFIGS, tiny_model
+
+TEXTS = [
+    f"The {noun} saw {count} dogs{' and ran away' * (count % 3)}."
+    for count, noun in enumerate(["cat", "man", "bird"] * 5)
+]
+OTHERS = [f"It rained for {count} days{' in spring' * (count % 4)}." for count in range(12)]
+
+
+@pytest.fixture(scope="module")
+def folders(saved_model, tokenizer, tmp_path_factory):
+    """Two models in folders whose names say something else about them."""
+    place = tmp_path_factory.mktemp("named")
+    shutil.copytree(saved_model, place / "base")
+    other = AutoModel.from_pretrained(saved_model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    for name in ("tuned", "step-0"):
+        other.save_pretrained(place / name)
+        tokenizer.save_pretrained(place / name)
+    shutil.copytree(saved_model, place / "step-32")
+    return place
+
+
+def measured(model, texts=TEXTS, **options):
+    return normscope.run("mixing", model=model, texts=texts, **options)
+
+
+def identity(result):
+    return result.facts["model_sha256"], result.facts["texts_digest"]
+
+
+def test_weights_and_texts_are_the_same_whichever_way_they_came(folders, tokenizer):
+    expected = identity(measured(folders / "base"))
+    bare, headed = (kind.from_pretrained(folders / "base") for kind in (AutoModel, AutoModelForMaskedLM))
+    assert identity(measured(bare, tokenizer=tokenizer)) == expected
+    assert identity(measured(headed, TEXTS[::-1], tokenizer=tokenizer, batch_tokens=16)) == expected, "in another order"
+    assert identity(measured(folders / "step-32")) == expected
+    assert identity(measured(folders / "tuned"))[0] == identity(measured(folders / "step-0"))[0] != expected[0]
+    assert identity(measured(bare, OTHERS, tokenizer=tokenizer))[0] == expected[0]
+    assert identity(measured(bare, [*TEXTS, TEXTS[0]], tokenizer=tokenizer))[1] != expected[1], "a text twice"
+    masked = measured(bare, tokenizer=tokenizer, mask_fraction=0.3)
+    assert identity(masked) == expected, "which tokens are masked is a matter of the seed"
+    assert masked.metrics != measured(bare, tokenizer=tokenizer).metrics
+
+
+@pytest.mark.parametrize("change", ["negated", "transposed", "swapped", "buffers"])
+def test_every_change_of_weights_shows(saved_model, change):
+    model = AutoModel.from_pretrained(saved_model).double()
+    loaded = normscope.wrap(model, normscope.load(saved_model, device="cpu").tokenizer)
+    (before,) = loaded.weights().values()
+    weight = loaded.model.encoder.layer[0].output.dense.weight if change != "transposed" else None
+    with torch.no_grad():
+        if change == "negated":
+            weight.neg_()
+        elif change == "swapped":
+            weight[[0, 1]] = weight[[1, 0]]
+        elif change == "transposed":
+            square = loaded.model.encoder.layer[0].attention.self.query.weight
+            square.copy_(square.T.clone())
+        else:
+            loaded.model.register_buffer("scale", torch.ones(1))
+    (after,) = loaded.weights().values()
+    assert after != before
+
+
+def test_a_head_counts_beside_the_model_that_it_is_on(saved_model, tokenizer):
+    heads = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model = AutoModelForSequenceClassification.from_pretrained(saved_model).eval()
+        loaded = normscope.wrap(model, tokenizer)
+        _ = loaded.classifier
+        heads.append(loaded.weights())
+    first, second = heads
+    assert first["model"] == second["model"]
+    assert first["classifier"] != second["classifier"]
+
+
+def test_random_weights_are_known_by_how_they_were_made(saved_model, tokenizer):
+    drawn = normscope.load(saved_model, random_init=True, seed=3, device="cpu")
+    facts = measured(drawn).facts
+    assert (facts["weights_from"], facts["weights_seed"]) == ("seed", 3)
+    with torch.no_grad():
+        drawn.model.encoder.layer[0].output.dense.weight.add_(1)
+    facts = measured(drawn).facts
+    assert (facts["weights_from"], facts["weights_seed"]) == ("memory", None), "they are no longer those of the seed"
+    in_memory = measured(AutoModel.from_pretrained(saved_model), tokenizer=tokenizer).facts
+    assert (in_memory["weights_from"], in_memory["weights_seed"]) == ("memory", None), "trained or not, nobody knows"
+    assert measured(saved_model).facts["weights_from"] == "files"
+
+
+def test_folders_are_compared_by_their_weights_whatever_they_are_called(folders):
+    plain, steps = ([measured(folders / name) for name in pair] for pair in (("base", "tuned"), ("step-32", "step-0")))
+    (sentence,), (same,) = map(normscope.compare, (plain, steps))
+    assert sentence.startswith("tuned differs from base in ")
+    assert same.replace("step 0", "tuned").replace("step 32", "base") == sentence
+    assert "furthest apart in layer" in sentence
+
+
+def test_neither_other_texts_nor_other_weights_are_seeds(saved_model, tokenizer):
+    model, other = (
+        AutoModel.from_pretrained(saved_model),
+        tiny_model(FAMILY_CONFIGS["bert"] | {"vocab_size": len(tokenizer)}, torch.float32),
+    )
+    one, texts, weights = (
+        measured(each, read, tokenizer=tokenizer) for each, read in ((model, TEXTS), (model, OTHERS), (other, TEXTS))
+    )
+    (sentence,) = normscope.compare([one, texts])
+    assert re.match(
+        r"texts=\w{8} \(run 1\) differs from texts=\w{8} \(run 0\) |No detectable difference between texts=", sentence
+    )
+    assert "over sequences that are not the same" in sentence
+    (sentence,) = normscope.compare([one, weights])
+    assert re.match(r"weights=\w{8} \(run 1\) differs from weights=\w{8} \(run 0\) in ", sentence)
+    told = normscope.compare([one, texts, weights])
+    assert not any("seeds" in sentence for sentence in told)
+
+
+def test_the_same_run_under_other_names_counts_once(folders, tokenizer):
+    one, two = measured(folders / "base"), measured(AutoModel.from_pretrained(folders / "step-32"), tokenizer=tokenizer)
+    told = "Runs 0 and 1 measured the same weights, texts and seeds in the same way: they count once."
+    assert normscope.compare([one, two]) == [told]
+    tuned = measured(folders / "tuned")
+    assert normscope.compare([one, two, tuned])[0] == told
+    assert normscope.compare([one, two, tuned])[1] == normscope.compare([one, tuned])[0]
+    changed = dataclasses.replace(two, metrics={name: value * 1.1 for name, value in two.metrics.items()})
+    assert "they count once" not in normscope.compare([one, changed])[0], "something differs that no fact shows"
+
+
+def test_seeds_are_those_from_which_weights_were_drawn(saved_model):
+    drawn = [measured(normscope.load(saved_model, random_init=True, seed=seed, device="cpu")) for seed in (0, 1, 2, 2)]
+    sentences = normscope.compare(drawn)
+    assert sentences[0].startswith("Runs 2 and 3 measured the same")
+    assert " over 3 seeds (95% interval " in sentences[1]
+    (sentence,) = normscope.compare([measured(saved_model), drawn[0]])
+    assert sentence.startswith("Whether model.random_init=true differs from model.random_init=false cannot be tested")
+
+
+def test_a_sweep_of_layers_of_several_models_is_no_story(saved_model, tokenizer):
+    """Nobody said that these are different models but their weights."""
+    models = [AutoModel.from_pretrained(saved_model) for _ in range(3)]
+    with torch.no_grad():
+        for factor, model in enumerate(models, start=1):
+            for parameter in model.parameters():
+                parameter.mul_(factor)
+    several = [measured(model, tokenizer=tokenizer, layers=[layer]) for layer, model in enumerate(models, start=1)]
+    assert not normscope.compare(several)[0].startswith("From layer 1")
+    assert " at layer 1" not in normscope.compare(several)[0]
+    alone = [measured(models[0], tokenizer=tokenizer, layers=[layer]) for layer in (1, 2, 3)]
+    assert re.search(r"at layer 1|From layer 1", normscope.compare(alone)[0])
+
+
+def test_options_of_an_analysis_are_no_seeds(saved_model):
+    runs = [normscope.run("sinks", model=saved_model, texts=TEXTS, threshold=value) for value in (0.1, 0.4)]
+    assert not any("seeds (95%" in sentence for sentence in normscope.compare(runs))
+
+
+def test_runs_without_these_facts_claim_nothing(folders):
+    old = [measured(folders / name) for name in ("base", "base")]
+    new = ("model_sha256", "texts_digest", "weights_from", "weights_seed", "heads_sha256", "config_sha256", "training")
+    old = [
+        dataclasses.replace(run, facts={name: value for name, value in run.facts.items() if name not in new})
+        for run in old
+    ]
+    (sentence,) = normscope.compare(old)
+    assert "equal up to rounding" in sentence
+    assert "seeds" not in sentence
+
+
+def test_intervals_of_shares_stay_within_the_whole():
+    """The transform by hand: log-odds of the mean, and the standard error divided by p (1 − p)."""
+    shares = [0.02, 0.4]
+    values = pd.DataFrame({"group": "a", "metric": "mixing/attn_n/mean", "value": shares})
+    (row,) = over_seeds(values, ["group", "metric"]).itertuples()
+    mean, error = np.mean(shares), scipy.stats.sem(shares)
+    assert mean - scipy.stats.t.ppf(0.975, 1) * error < 0, "Student's interval itself goes beyond"
+    ends = scipy.special.logit(mean) + np.array([-1, 1]) * scipy.stats.t.ppf(0.975, 1) * error / (mean * (1 - mean))
+    assert (row.low, row.high) == pytest.approx(tuple(scipy.special.expit(ends)))
+    assert 0 <= row.low < mean < row.high <= 1
+    (plain,) = over_seeds(values.assign(metric="norms/f/cls"), ["group", "metric"]).itertuples()
+    assert plain.low == pytest.approx(mean - scipy.stats.t.ppf(0.975, 1) * error)
+    (signed,) = over_seeds(values.assign(metric="mixing/attn_n/share"), ["group", "metric"]).itertuples()
+    assert signed.low < 0, "signed shares have no bounds"
+    assert [float(end) for end in within_whole(np.array(0.0), np.array(0.0))] == [0, 0]
+    two = pd.concat([values, values.assign(group="b", value=[0.5, 0.99])])
+    (row,) = tests(two, "a").itertuples()
+    assert -1 <= row.low < row.difference < row.high <= 1
