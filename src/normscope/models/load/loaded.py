@@ -101,7 +101,7 @@ class LoadedModel:
     """The checkpoint's files; None for weights that were not read from files."""
 
     files_sha256: str | None = None
-    """Digest of the weight files, by which published weights are known; None for weights of other origins, or with an adapter."""
+    """Digest of the weight files, by which published weights are known; None for other origins, or with an adapter."""
 
     given_embedder: Embedder | None = None
     """What makes embeddings, if the model was part of a SentenceTransformer in memory."""
