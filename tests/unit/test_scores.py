@@ -152,7 +152,8 @@ def test_controls_are_drawn_and_described_if_there_are_any(controls):
     removed = {"removed": "outliers", "category": "cls", "layer": 1, "before": 0.5, "after": 0.25}
     row = removed | {f"controls_{end}": controls for end in ("mean", "low", "high")}
     contributions = pd.DataFrame(columns=["layer", "head", "category", "dimension", "mean"], dtype=float)
-    tables = {"contributions": contributions, "intervention": pd.DataFrame([row])}
+    weights = pd.DataFrame({"layer": [1], "category": ["cls"], "sum": [0.5], "one_key": [0.5]})
+    tables = {"weights": weights, "contributions": contributions, "intervention": pd.DataFrame([row])}
     lines = ["before", "after"]
     expected = lines if np.isnan(controls) else [*lines, "controls"]
     figure = describe_figures(tables, [0])["intervention"]
