@@ -93,6 +93,7 @@ def aligned(stack=None, dataset="parallel", **options):
         ({"baselines": {"a.b+c-d_1": "f"}}, {"baselines": {"a b": "f"}}, "analysis.alignment.baselines.a b"),
         ({"baselines": {"attn": "f"}}, {"baselines": {"attn_w": "f"}}, "analysis.alignment.baselines.attn_w"),
         ({"baselines": {}}, {"baselines": {"attn_n": "f"}}, "analysis.alignment.baselines.attn_n"),
+        ({"baselines": {"smooth": "f"}}, {"baselines": {"smoothgrad": "f"}}, "analysis.alignment.baselines.smoothgrad"),
         (
             {"baselines": None},
             {"baselines": ["f"]},

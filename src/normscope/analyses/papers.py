@@ -233,3 +233,18 @@ CLARK_2019 = Paper(
   url = {https://aclanthology.org/W19-4828}
 }""",
 )
+
+DING_2019 = Paper(
+    "ding2019",
+    """@inproceedings{ding-etal-2019-saliency,
+  title = {Saliency-driven Word Alignment Interpretation for Neural Machine Translation},
+  author = {Ding, Shuoyang and Xu, Hainan and Koehn, Philipp},
+  booktitle = {Proceedings of the Fourth Conference on Machine Translation (Volume 1: Research Papers)},
+  publisher = {Association for Computational Linguistics},
+  year = {2019},
+  month = aug,
+  pages = {1--12},
+  doi = {10.18653/v1/W19-5201},
+  url = {https://aclanthology.org/W19-5201}
+}""",
+)

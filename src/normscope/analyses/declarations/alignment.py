@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from omegaconf import II
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo, RunSettings
-from normscope.analyses.papers import KOBAYASHI_2020
+from normscope.analyses.papers import DING_2019, KOBAYASHI_2020
 from normscope.config.rules import OWN, Count, Expected, FilePath, Options, Seed, Share
 from normscope.errors import InputError
 from normscope.results.axes import HEAD, LAYER, STREAM
@@ -251,7 +251,7 @@ ALIGNMENT = AnalysisInfo(
     question="Which source word does each translated word come from?",
     options=AlignmentOptions,
     implementation="normscope.alignment.analysis:AlignmentAnalysis",
-    papers=(KOBAYASHI_2020,),
+    papers=(KOBAYASHI_2020, DING_2019),
     supports_words=True,
     supports_cross_attention=True,
     requires_cross_attention=True,
