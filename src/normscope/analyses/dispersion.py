@@ -104,11 +104,11 @@ def summary(dispersion: pd.DataFrame, inputs: pd.DataFrame) -> Summary:
 def _rows(norm: str, table: pd.DataFrame, axes: Sequence[str]) -> list[dict[str, object]]:
     """The rows with the largest and the smallest coefficient of variation, and the mean of all."""
     rows: list[dict[str, object]] = []
-    for name, place in (("max CV", table["cv"].idxmax), ("min CV", table["cv"].idxmin)):
-        if table["cv"].notna().any():
-            found = table.loc[place()]
-            where = ", ".join(f"{axis} {found[axis]:.0f}" for axis in axes)
-            rows.append({"row": f"{norm}, {name}: {where}", **found})
+    ordered = table.dropna(subset="cv").sort_values("cv", kind="stable")
+    for name, rows_of in (("max CV", ordered[ordered["cv"] == ordered["cv"].max()]), ("min CV", ordered)):
+        for found in rows_of.head(1).to_dict("records"):
+            where = ", ".join(f"{axis} {found[axis]}" for axis in axes)
+            rows.append({"row": f"{norm}, {name}: {where}", **{str(column): found[column] for column in found}})
     return [*rows, {"row": f"{norm}, average", **table[["mean", "std", "cv"]].mean()}]
 
 

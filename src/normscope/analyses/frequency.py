@@ -235,7 +235,7 @@ class FrequencyAnalysis(Analysis):
         numbers = overall.assign(spearman=overall["spearman"].astype(float), error_bound=bounds)
         by_measure = numbers.pivot(index="measure", columns="specials", values=["spearman", "error_bound"])
         titles = {"spearman": "{} special tokens", "error_bound": "± {}"}
-        by_measure.columns = pd.Index([titles[column].format(specials) for column, specials in by_measure.columns])
+        by_measure.columns = by_measure.columns.map(lambda names: titles[names[0]].format(names[1]))
         return Summary(
             by_measure.loc[list(self._measures)].rename(index=MEASURES),
             caption="rank correlation of frequency rank (1: the most frequent token) with each measure of a token, averaged "

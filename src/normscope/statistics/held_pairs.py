@@ -89,8 +89,12 @@ class HeldPairs:
         for first, seen, second, group in self._passed:
             counts = seen.sum(dim=-1)
             dtype = torch.promote_types(first.dtype, _NUMBERS)
-            numbers = first[seen].to(dtype), second.flatten().to(dtype), counts.flatten()
-            pairs = PairsOfKeys(*(tensor.cpu() for tensor in numbers), group[:, None].expand(counts.shape).flatten())
+            pairs = PairsOfKeys(
+                first[seen].to(dtype).cpu(),
+                second.flatten().to(dtype).cpu(),
+                counts.flatten().cpu(),
+                group[:, None].expand(counts.shape).flatten(),
+            )
             totals = torch.zeros_like(self._totals).index_add(0, pairs.group, pairs.counts)
             self._add(pairs.of(pairs.counts > 0), totals)
         self._passed = []

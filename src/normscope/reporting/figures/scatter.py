@@ -72,7 +72,9 @@ def _size(figure: Scatter) -> float:
 def _points(axes: Axes, figure: Scatter, rows: pd.DataFrame, color: str, size: float) -> dict[Hashable, Line2D]:
     """Draw the points of a panel; returns a mark of each kind for the legend, if there are kinds."""
     strength = 0.8 if len(rows) < 300 else 0.4 if len(rows) < 1000 else 0.3
-    kinds = {"": rows} if figure.series is None else dict(iter(rows.groupby(figure.series, sort=False)))
+    kinds: dict[Hashable, pd.DataFrame] = {"": rows}
+    if figure.series is not None:
+        kinds = dict(iter(rows.groupby(figure.series, sort=False)))
     styles = series_styles(list(figure.series_titles or {}))
     marks: dict[Hashable, Line2D] = {}
     for kind in styles or kinds:
