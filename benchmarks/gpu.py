@@ -44,6 +44,8 @@ GPU = "cuda"
 TABLES = {GPU: "gpu", "cpu": "gpu_rehearsal"}
 """The name of the table by device: what is measured on a CPU is no table of a GPU."""
 ROOT = Path(__file__).parents[1]
+TESTS = "tests/unit/test_accelerators.py"
+"""The tests marked `cuda`: to look for others takes longer than to run them."""
 
 Row = dict[str, object]
 
@@ -182,8 +184,8 @@ def layers_that_fit(config: PretrainedConfig, free: int, size: Size = SIZES[0]) 
 
 def right(device: str, _repeats: int) -> Iterator[Row]:
     """The tests that compare a device with the CPU: the GPU, or the simulated device if there is none."""
-    chosen, workers = ("gpu", "4") if device == GPU else ("simulated", "0")
-    command = [sys.executable, "-m", "pytest", "-m", "cuda", "-k", chosen, "-n", workers, "--durations", "5", "tests"]
+    chosen, marked, workers = ("gpu", "cuda", "8") if device == GPU else ("simulated", "cuda and not slow", "0")
+    command = [sys.executable, "-m", "pytest", "-m", marked, "-k", chosen, "-n", workers, "--durations", "5", TESTS]
     started, last = time.monotonic(), ""
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
         for line in running.stdout or ():
@@ -225,7 +227,7 @@ def command(device: str, _repeats: int) -> Iterator[Row]:
     """A whole command on the sample corpus, beside the untouched model on the same batches."""
     with tempfile.TemporaryDirectory() as name:
         shape, settings = _model(Path(name))
-        settings += [f"device={device}", "report.enabled=false", *([] if device == GPU else ["dataset.limit=20"])]
+        settings += [f"device={device}", "report.enabled=false", *([] if device == GPU else ["dataset.limit=4"])]
         run = commands.measured_command("+".join(COMMAND), settings, Path(name))
     yield {
         "shape": shape,
