@@ -1,6 +1,8 @@
 """One way from text to tokens and back, against transformers' own call and sentence-transformers, through every door."""
 
+import ast
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -439,3 +441,31 @@ def test_a_file_of_one_text_ends_in_a_line_break_that_is_no_part_of_it(tmp_path,
         path.write_bytes(written.encode())
         monkeypatch.setattr("sys.argv", ["normscope", "explain", str(path)])
         assert text_of("explain", lambda _: False) == read
+
+
+def test_one_function_calls_tokenizers():
+    """A second door would read a text in a way of its own one day."""
+    source = Path(normscope.__file__).parent
+    calls = {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).rpartition(".")[2] in ("tokenizer", "encode_plus", "batch_encode_plus", "tokenize")
+    }
+    assert calls == {"data/tokenization.py"}
+
+
+def test_a_similarity_that_is_attributed_says_that_it_reads_no_prompt(tokenizer, tmp_path, caplog):
+    folder = saved_with_head(AutoModelForSequenceClassification, "bert", tokenizer, tmp_path)
+    modules = [Transformer(str(folder)), Pooling(24)]
+    encoder = SentenceTransformer(modules=modules, device="cpu", prompts={"q": "Judge: "}, default_prompt_name="q")
+    model = normscope.wrap(encoder)
+    say_once.cache_clear()
+    found = normscope.attribute(model, PAIR[0], normscope.SimilarityTo(PAIR[1]))
+    assert "SimilarityTo: texts are read without the default prompt of" in caplog.text
+    without = [encoder.encode(text, prompt="", normalize_embeddings=True) for text in PAIR]
+    assert found.target == pytest.approx(float(without[0] @ without[1]), rel=1e-4)
+    put = normscope.attribute(model, f"Judge: {PAIR[0]}", normscope.SimilarityTo(f"Judge: {PAIR[1]}"))
+    with_prompt = [encoder.encode(text, normalize_embeddings=True) for text in PAIR]
+    assert put.target == pytest.approx(float(with_prompt[0] @ with_prompt[1]), rel=1e-4)

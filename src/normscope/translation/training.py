@@ -26,6 +26,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from normscope.config.rules import AboveZero, Count, Options, Seed, Share
 from normscope.config.schema import difference, plain
+from normscope.data.tokenization import encoded
 from normscope.errors import InputError
 from normscope.translation.vocabulary import joint_vocabulary
 
@@ -287,6 +288,7 @@ def _model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> MarianMTModel:
 
 def _encoded(pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerFast, longest: int) -> list[dict[str, list[int]]]:
     sources, targets = zip(*pairs, strict=True)
-    source_ids = tokenizer(list(sources), truncation=True, max_length=longest)["input_ids"]
-    target_ids = tokenizer(list(targets), truncation=True, max_length=longest)["input_ids"]
+    source_ids, target_ids = (
+        encoded(tokenizer, list(side), truncation=True, max_length=longest)["input_ids"] for side in (sources, targets)
+    )
     return [{"input_ids": source, "labels": target} for source, target in zip(source_ids, target_ids, strict=True)]
