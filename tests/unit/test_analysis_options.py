@@ -114,7 +114,8 @@ def test_what_analyses_declare():
         == [*cited["frequency"], "cunningham2026"]
         == ["kobayashi2020", "kobayashi2021", "cunningham2026"]
     )
-    assert (cited["mixing"], cited["alignment"]) == (["kobayashi2021", "cunningham2026"], ["kobayashi2020"])
+    assert cited["mixing"] == ["kobayashi2021", "cunningham2026"]
+    assert cited["alignment"] == ["kobayashi2020", "ding2019"]
     assert cited["syntax"] == ["clark2019"]
     assert cited["feedforward"] == ["kobayashi2024", "cunningham2026"]
     assert cited["similarity"] == ["modarressi2023"]
