@@ -78,7 +78,7 @@ def test_a_run_does_not_decide_where_results_go(caplog, capsys, monkeypatch, str
     assert outcome.status == 0, outcome.err
     (line,) = [line for line in caplog.messages if "your own settings" in line]
     wanted = "tracking.mode=online tracking.project=theirs tracking.entity=stranger"
-    assert line.endswith(f"to do as that run did, add {wanted} 'tracking.tags=[\"x\"]' live.host=0.0.0.0")
+    assert line.endswith(f"to do as that run did, add {wanted} 'tracking.tags=[x]' live.host=0.0.0.0")
     written = yaml.safe_load(((folder if command == "resume" else tmp_path / "again") / "config.yaml").read_text())
     assert written["tracking"] == {
         **dict.fromkeys(written["tracking"]),
