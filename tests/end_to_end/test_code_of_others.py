@@ -101,7 +101,7 @@ def test_what_the_user_types_again_holds_and_is_not_mentioned(caplog, capsys, mo
 @pytest.mark.parametrize("kind", ["text", "categories", "pattern", "link"])
 def test_a_run_reads_no_file_outside_its_folder(capsys, monkeypatch, strangers_run, tmp_path, kind):
     secret = tmp_path / "secret.txt"
-    secret.write_text("My diary.\nIt is private.\n")
+    secret.write_text("My diary.\nIt is private.\nthe\n")
     link = tmp_path / "theirs/link.txt"
     link.symlink_to(secret)
     values, typed = {
