@@ -78,7 +78,7 @@ def test_a_run_does_not_decide_where_results_go(caplog, capsys, monkeypatch, str
     assert outcome.status == 0, outcome.err
     (line,) = [line for line in caplog.messages if "your own settings" in line]
     wanted = "tracking.mode=online tracking.project=theirs tracking.entity=stranger"
-    assert line.endswith(f"to do as that run did, add {wanted} 'tracking.tags=[\"x\"]' live.host=0.0.0.0")
+    assert line.endswith(f"to do as that run did, add {wanted} 'tracking.tags=[x]' live.host=0.0.0.0")
     written = yaml.safe_load(((folder if command == "resume" else tmp_path / "again") / "config.yaml").read_text())
     assert written["tracking"] == {
         **dict.fromkeys(written["tracking"]),
@@ -101,7 +101,7 @@ def test_what_the_user_types_again_holds_and_is_not_mentioned(caplog, capsys, mo
 @pytest.mark.parametrize("kind", ["text", "categories", "pattern", "link"])
 def test_a_run_reads_no_file_outside_its_folder(capsys, monkeypatch, strangers_run, tmp_path, kind):
     secret = tmp_path / "secret.txt"
-    secret.write_text("My diary.\nIt is private.\n")
+    secret.write_text("My diary.\nIt is private.\nthe\n")
     link = tmp_path / "theirs/link.txt"
     link.symlink_to(secret)
     values, typed = {

@@ -421,6 +421,22 @@ def test_every_answer_says_what_a_browser_may_do(client, path, status):
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.parametrize(
+    "state", [{"text": "a b"}, {"text": "a b", "through": "1"}, {"text": "a", "before": "b", "through": "1"}]
+)
+def test_a_page_is_saved_part_by_part(session, state):
+    bars = []
+
+    def progress(steps, total, title):
+        parts = [*steps]
+        bars.append((total, len(parts), title))
+        return parts
+
+    assert session.saved(state, progress) == session.saved(state)
+    ((total, parts, title),) = bars
+    assert (total, title) == (parts, "parts of the page")
+
+
 @pytest.mark.parametrize("path", ["/answer", "/saved"])
 @pytest.mark.parametrize(
     "body",

@@ -4,14 +4,20 @@ import re
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 
 from normscope.data.examples import CorpusCounts
 from normscope.models.sites.layer_hooks import check_cancelled
+from normscope.reporting import drawing
+from normscope.reporting.options import Appearance
+from normscope.reporting.publish import publish
+from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say, show
 from normscope.reporting.weights_and_biases import no_tracker
+from normscope.results.result import Result
 from normscope.running.options import run_options
 from normscope.running.progress import CorpusProgress, Phase, Phases, coming
 
@@ -76,6 +82,32 @@ def test_layers_are_counted_where_nobody_knows_how_many_there_are(capsys, monkey
         phases.beat()
     check_cancelled()
     assert capsys.readouterr().err.splitlines() == ["text (2 of 2): 2 layers so far"]
+
+
+@pytest.mark.reports
+@pytest.mark.parametrize("formats", [["png"], ["png", "pdf"]])
+def test_figures_and_the_report_move_the_bar_as_they_are_made(tmp_path, monkeypatch, formats):
+    result = Result.read(Path(__file__).parents[1] / "contract/run")
+    monkeypatch.setattr(drawing, "drawn", lambda _figure, formats, _look: [b""] * len(formats))
+    monkeypatch.setattr(RunFolder, "write", lambda *_: None)
+    bars = []
+
+    def progress(steps, total, title):
+        made = 0
+        for step in steps:
+            yield step
+            made += 1
+        bars.append((title, made, total))
+
+    folder = RunFolder(tmp_path)
+    try:
+        look = Appearance(formats=formats, caption=False)
+        publish(result, folder, no_tracker(), look, report=True, progress=progress)
+    finally:
+        folder.release()
+    files = len(result.figures) * (len(formats) + 1)
+    assert bars == [("figures", files, files), ("report", len(result.analyses), len(result.analyses))]
+    assert files
 
 
 def test_nothing_is_promised_without_a_size_or_a_speed():

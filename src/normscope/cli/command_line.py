@@ -268,23 +268,10 @@ def quoted_override(typed: str) -> str | None:
 
 
 def word_for(key: str, value: Any) -> str:
-    """The word for a shell that gives a key a value; a mapping's entries are quoted for Hydra."""
-    if isinstance(value, str):
-        plain = _reads(key, value, value)
-        return (None if plain else quoted_override(f"{key}={value}")) or shell_word(f"{key}={value}")
-    return shell_word(f"{key}={_written(value)}")
-
-
-def _written(value: Any) -> str:
-    """A value in Hydra's grammar."""
-    match value:
-        case dict():
-            return f"{{{','.join(f'{name}:{_written(each)}' for name, each in value.items())}}}"
-        case list():
-            return f"[{','.join(map(_written, value))}]"
-        case str():
-            return _quoted(value)
-    return shown(value)
+    """The word for a shell that gives a key a value."""
+    typed = f"{key}={shown(value)}"
+    quoted = quoted_override(typed) if isinstance(value, str) and not _reads(key, value, value) else None
+    return quoted or shell_word(typed)
 
 
 def _reads(key: str, written: str, meant: object) -> bool:

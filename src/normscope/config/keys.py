@@ -122,6 +122,8 @@ def shown(value: Any) -> str:
     match value:
         case None | bool():
             return "null" if value is None else str(value).lower()
+        case dict():
+            return f"{{{','.join(f'{name}:{shown(each)}' for name, each in value.items())}}}"
         case list():
             return f"[{','.join(map(shown, value))}]"
         case str() if value != value.strip() or not value:
