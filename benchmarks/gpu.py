@@ -144,11 +144,11 @@ def scenarios(device: str) -> Iterator[Scenario]:
     first, *others = SIZES
     free = torch.cuda.mem_get_info()[0]
     yield from _lengths(first, free)
-    large = {"device": device, "dtype": "bfloat16"}
     layers = layers_that_fit(SHAPES["Llama-3.1-8B"], free)
     for answer in ANSWERS:
-        yield Scenario("Llama-3.1-8B", 1, PROMPT + answer, (BARE, ANSWER, ANSWER_THROUGH), layers=layers, **large)
-    yield Scenario("Llama-3.1-8B", 1, LONG, (BARE, LAST_ROW, BLOCKS), layers=min(8, layers), **large)
+        ways = (BARE, ANSWER, ANSWER_THROUGH)
+        yield Scenario("Llama-3.1-8B", 1, PROMPT + answer, ways, device, "bfloat16", layers)
+    yield Scenario("Llama-3.1-8B", 1, LONG, (BARE, LAST_ROW, BLOCKS), device, "bfloat16", min(8, layers))
     for size in others:
         yield from _lengths(size, free)
 
