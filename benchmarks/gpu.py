@@ -201,14 +201,28 @@ def fast(device: str, repeats: int) -> Iterator[Row]:
     """Time of each scenario, beside the bare pass in one run."""
     for scenario in scenarios(device):
         with _room(scenario):
-            yield from measured(dataclasses.replace(scenario, memory=False), repeats)
+            yield from _unless_it_fails(scenario, lambda timed: measured(timed, repeats))
 
 
 def memory(device: str, _repeats: int) -> Iterator[Row]:
     """Peaks of each scenario; on a CPU, which takes a process for each alternative, of one."""
     for scenario in scenarios(device) if device == GPU else [Scenario("tiny Llama", 2, 64, (BARE, "mixing"), layers=2)]:
         with _room(scenario):
-            yield from measured_memory(scenario)
+            yield from _unless_it_fails(scenario, measured_memory)
+
+
+def _unless_it_fails(scenario: Scenario, rows: Callable[[Scenario], list[Row]]) -> list[Row]:
+    """The rows of a scenario, or one that says why there are none, so that the others are not lost."""
+    try:
+        return rows(dataclasses.replace(scenario, memory=False))
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [""]
+        about = dataclasses.asdict(scenario) | {"layers": scenario.layers or SHAPES[scenario.shape].num_hidden_layers}
+        note = f"it failed: {type(error).__name__}: {reason[-1]}"
+        return [{name: about[name] for name in _ABOUT} | {"way": BARE, "note": note}]
+
+
+_ABOUT = ("shape", "device", "dtype", "sequences", "length", "layers")
 
 
 @contextlib.contextmanager
