@@ -144,11 +144,11 @@ def scenarios(device: str) -> Iterator[Scenario]:
     first, *others = SIZES
     free = torch.cuda.mem_get_info()[0]
     yield from _lengths(first, free)
-    large = {"device": device, "dtype": "bfloat16"}
     layers = layers_that_fit(SHAPES["Llama-3.1-8B"], free)
     for answer in ANSWERS:
-        yield Scenario("Llama-3.1-8B", 1, PROMPT + answer, (BARE, ANSWER, ANSWER_THROUGH), layers=layers, **large)
-    yield Scenario("Llama-3.1-8B", 1, LONG, (BARE, LAST_ROW, BLOCKS), layers=min(8, layers), **large)
+        ways = (BARE, ANSWER, ANSWER_THROUGH)
+        yield Scenario("Llama-3.1-8B", 1, PROMPT + answer, ways, device, "bfloat16", layers)
+    yield Scenario("Llama-3.1-8B", 1, LONG, (BARE, LAST_ROW, BLOCKS), device, "bfloat16", min(8, layers))
     for size in others:
         yield from _lengths(size, free)
 
@@ -201,14 +201,28 @@ def fast(device: str, repeats: int) -> Iterator[Row]:
     """Time of each scenario, beside the bare pass in one run."""
     for scenario in scenarios(device):
         with _room(scenario):
-            yield from measured(dataclasses.replace(scenario, memory=False), repeats)
+            yield from _unless_it_fails(scenario, lambda timed: measured(timed, repeats))
 
 
 def memory(device: str, _repeats: int) -> Iterator[Row]:
     """Peaks of each scenario; on a CPU, which takes a process for each alternative, of one."""
     for scenario in scenarios(device) if device == GPU else [Scenario("tiny Llama", 2, 64, (BARE, "mixing"), layers=2)]:
         with _room(scenario):
-            yield from measured_memory(scenario)
+            yield from _unless_it_fails(scenario, measured_memory)
+
+
+def _unless_it_fails(scenario: Scenario, rows: Callable[[Scenario], list[Row]]) -> list[Row]:
+    """The rows of a scenario, or one that says why there are none, so that the others are not lost."""
+    try:
+        return rows(dataclasses.replace(scenario, memory=False))
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [""]
+        about = dataclasses.asdict(scenario) | {"layers": scenario.layers or SHAPES[scenario.shape].num_hidden_layers}
+        note = f"it failed: {type(error).__name__}: {reason[-1]}"
+        return [{name: about[name] for name in _ABOUT} | {"way": BARE, "note": note}]
+
+
+_ABOUT = ("shape", "device", "dtype", "sequences", "length", "layers")
 
 
 @contextlib.contextmanager

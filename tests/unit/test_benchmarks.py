@@ -124,6 +124,21 @@ def test_each_row_of_a_step_is_written_and_replaces_what_the_step_found_before(m
     assert not (tmp_path / "gpu.csv").exists(), "no GPU has been used"
 
 
+def test_a_scenario_that_fails_as_a_whole_loses_no_other(monkeypatch):
+    def prepare(scenario):
+        if scenario.length == 64:
+            raise MemoryError("CUDA out of memory")
+        return dict.fromkeys(scenario.ways, lambda: None)
+
+    monkeypatch.setattr(measuring, "prepare", prepare)
+    rows = [row for row in gpu.fast("cpu", 1) if row["way"] == BARE]
+    lost = "it failed: MemoryError: CUDA out of memory"
+    assert [(row["dtype"], row["length"], row["note"]) for row in rows] == [
+        *(("float32", 64, lost), ("bfloat16", 64, lost)),
+        *(("float32", 128, ""), ("float32", PROMPT + 20, "")),
+    ]
+
+
 def test_the_page_of_costs_shows_what_a_gpu_did_or_that_none_has_been_measured(monkeypatch, tmp_path):
     monkeypatch.setattr(measurements, "MEASURED", tmp_path)
     assert measurements.TABLES["gpu"]().startswith("No GPU has been measured yet.")
