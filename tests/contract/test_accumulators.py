@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 
 from normscope import statistics
-from normscope.statistics import keyed_means
+from normscope.statistics import held_pairs, keyed_means
 from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
 from normscope.statistics.counts import Counts
 from normscope.statistics.grouped import GroupedMoments
@@ -294,6 +294,17 @@ def test_a_sample_is_uniform():
 
 
 pairs = st.integers(0, 10_000).map(lambda seed: torch.Generator().manual_seed(seed))
+
+
+def test_pairs_that_pass_take_bounded_memory(monkeypatch):
+    """Long texts come in many parts: pairs of groups that have too many are dropped between two of them."""
+    monkeypatch.setattr(held_pairs, "MOST_PASSED", 100)
+    held, numbers = held_pairs.HeldPairs(1, most=30), torch.rand(1, 1, 8, 8)
+    parts = (PairsPart(numbers) for _ in range(50))
+    passed = [held.passed for _ in held.holding(numbers[:, :, 0], torch.zeros(1, 8, dtype=torch.long), parts)]
+    assert max(passed) == 64
+    assert held.total([0]) is None
+    assert not len(held.pairs([0]).first)
 
 
 @given(

@@ -95,7 +95,7 @@ def summary(dispersion: pd.DataFrame, inputs: pd.DataFrame) -> Summary:
         for row in _rows(norm, table, axes)
     ]
     return Summary(
-        pd.DataFrame(rows).set_index("row").rename_axis(None)[list(columns)].rename(columns=columns),
+        pd.DataFrame(rows).set_index("row").rename_axis(None).reindex(columns=list(columns)).rename(columns=columns),
         caption="how much norms vary over all tokens: mean μ, standard deviation σ, coefficient of variation CV = σ/μ, largest "
         "and smallest value, where CV is largest and smallest, and on average",
     )

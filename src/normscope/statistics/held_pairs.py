@@ -44,6 +44,9 @@ class PairsOfKeys(NamedTuple):
         return PairsOfKeys(self.first[pairs], self.second[order], counts, self.group[order])
 
 
+MOST_PASSED = 2**25
+"""Pairs that are left on the device before any are dropped: 160 MB in float32."""
+
 _NUMBERS = torch.float32
 """The least precise type in which numbers are held."""
 
@@ -64,7 +67,7 @@ class HeldPairs:
     def holding(
         self, second: Float[Tensor, "batch head key"], group: Int[Tensor, "batch key"], parts: Iterable[PairsPart]
     ) -> Iterator[PairsPart]:
-        """The same parts, whose pairs are held as they pass; see `RankCorrelation.update`. Nothing waits for the device."""
+        """The same parts, whose pairs are held as they pass; see `RankCorrelation.update`. Few wait for the device, if any."""
         for part in parts:
             groups = group[part.sequences, part.keys]
             places = ((groups >= 0) & self._has_room[groups]).nonzero()
@@ -77,6 +80,8 @@ class HeldPairs:
                     seen = known.expand_as(part.first).permute(0, 3, 1, 2)[keys]
                 of_keys = second[part.sequences, :, part.keys].transpose(1, 2)[keys]
                 self._passed.append((first, seen, of_keys, groups[places.unbind(-1)]))
+                if self.passed > MOST_PASSED:
+                    self.settle()
             yield part
 
     @property

@@ -12,7 +12,7 @@ from torch import Tensor
 from normscope.maths.tensors import to_device
 from normscope.rounding import VISIBLE
 from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
-from normscope.statistics.held_pairs import HeldPairs, PairsOfKeys
+from normscope.statistics.held_pairs import MOST_PASSED, HeldPairs, PairsOfKeys
 from normscope.statistics.pair_histogram import Axis, PairHistogram, PairsPart
 
 # With fewer than three pairs, or if one side is constant, the correlation is undefined.
@@ -22,8 +22,6 @@ EXACT = 10_000_000
 """Most pairs of an exact ρ."""
 _HELD = 5 * EXACT
 """Most pairs that are held at a time: 200 MB in float32."""
-_PASSED = 2**25
-"""Pairs of a batch that are left on the device, of those that might be held: 160 MB in float32."""
 
 _EPSILONS = 64
 """Relative, in units of a type's rounding: how far batches of other sizes move what a model computes."""
@@ -101,7 +99,7 @@ class RankCorrelation(Accumulator):
         """
         held = self._held[layer].holding(second, group, parts)
         self._histograms[layer].add(second, to_device(group, second.device), held)
-        if sum(pairs.passed for pairs in self._held) > _PASSED:
+        if sum(pairs.passed for pairs in self._held) > MOST_PASSED:
             self.settle()
 
     def settle(self) -> None:
