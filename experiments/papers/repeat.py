@@ -1,7 +1,7 @@
 """Run every preset of the papers whose tables and figures are listed, and make one page for each paper.
 
 python experiments/papers/repeat.py                        # make papers
-python experiments/papers/repeat.py --paper kobayashi2020 --model bert dataset=text dataset.path=clark.jsonl
+python experiments/papers/repeat.py --paper kobayashi2020 --model bert dataset=clark
 
 By default offline: on MiniLM and the sample corpus, and on the English DistilBERT that experiments/real_weights/fetch.py makes,
 if its folder exists. Runs that are complete are kept, and others resumed, so an interrupted command can be started again.
