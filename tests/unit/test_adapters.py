@@ -131,7 +131,7 @@ def test_an_adapter_gives_what_its_unmerged_model_gives(kind, tokenizer, tmp_pat
     loaded = opened(adapter.folder)
     assert (loaded.next_token_head if family == "llama" else loaded.classifier) is not None
     assert_same_vectors(loaded, adapter)
-    assert loaded.weights_sha256.startswith(f"{opened(adapter.base).weights_sha256} + ")
+    assert loaded.weights()["model"] != opened(adapter.base).weights()["model"]
 
 
 @pytest.mark.slow
