@@ -233,7 +233,7 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
     regions = [slice(each[0], each[-1] + 1) for each in np.array_split(np.arange(scenario.length), 64) if len(each)]
 
     def attended(queries: object, keys: object) -> Callable[[], None]:
-        loaded = LoadedModel(model, _names(model.config.vocab_size), layout, scenario.shape, None, None, None)
+        loaded = LoadedModel(model, _names(model.config.vocab_size), layout, scenario.shape, None, None)
 
         def run() -> None:
             attention(loaded, batch.input_ids[0].tolist(), queries=queries, keys=keys)

@@ -24,7 +24,7 @@ def causal(model_type, tokenizer):
     run_experts_in_float64(head)
     layout = layout_of(model_type, config=head.config)
     return LoadedModel(
-        head.base_model, tokenizer, layout, "tiny", None, None, 30,
+        head.base_model, tokenizer, layout, "tiny", None, 30,
         load_head=lambda kind: head if kind is Head.NEXT_TOKEN else None,
     )  # fmt: skip
 

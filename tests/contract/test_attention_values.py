@@ -46,7 +46,7 @@ saved = functools.cache(normscope.load)
 
 def loaded(model, family, stack=None) -> LoadedModel:
     names = TokenNames.of([str(number) for number in range(99)])
-    return LoadedModel(model, names, layout_of(family, stack), family, None, None, None)
+    return LoadedModel(model, names, layout_of(family, stack), family, None, None)
 
 
 def eager(model, layout, inputs, field="attentions") -> torch.Tensor:

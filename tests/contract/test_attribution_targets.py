@@ -105,7 +105,6 @@ def encoder(tokenizer) -> LoadedModel:
         layout_of("bert", config=head.config),
         "tiny",
         None,
-        None,
         40,
         load_head=lambda kind: head if has_head(head, kind) else None,
     )
@@ -208,7 +207,6 @@ def test_next_tokens(tokenizer):
         tokenizer,
         layout_of("gpt2", config=head.config),
         "tiny",
-        None,
         None,
         40,
         load_head=lambda kind: head if kind is Head.NEXT_TOKEN else None,

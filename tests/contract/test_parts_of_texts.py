@@ -18,7 +18,7 @@ def loaded(family, tokenizer):
     import torch
 
     model = tiny_model(FAMILY_CONFIGS[family] | {"vocab_size": len(tokenizer)}, torch.float64)
-    return LoadedModel(model, tokenizer, layout_of(family, config=model.config), "tiny", None, None, 30)
+    return LoadedModel(model, tokenizer, layout_of(family, config=model.config), "tiny", None, 30)
 
 
 @pytest.mark.spread(2)

@@ -161,7 +161,9 @@ def test_differences_and_seeds(tmp_path):
     assert row["runs"] == 3
     assert row["mean"] == pytest.approx(sum(numbers) / 3)
     # Student's t with two degrees of freedom is 4.303 at 97.5 %.
-    assert row["high"] - row["mean"] == pytest.approx(4.30265 * pd.Series(numbers).std() / 3**0.5, rel=1e-4)
+    mean, error = np.mean(numbers), pd.Series(numbers).std() / 3**0.5
+    end = np.log(mean / (1 - mean)) + 4.30265 * error / (mean * (1 - mean))  # a share: on the scale of log-odds
+    assert row["high"] == pytest.approx(1 / (1 + np.exp(-end)), rel=1e-4)
 
 
 def test_different_analyses_of_one_model_share_a_label(tmp_path):

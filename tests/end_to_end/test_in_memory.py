@@ -221,7 +221,7 @@ def test_errors_speak_of_arguments(model, arguments, message):
 def test_a_run_has_a_default_model():
     """The one that `load` loads."""
     default = normscope.run("mixing", texts=["A text."], layers=1)
-    assert default.facts["model_sha256"] == normscope.load().weights_sha256
+    assert default.facts["model_sha256"] == normscope.load().weights()["model"]
 
 
 def test_notes_say_what_was_lost(model):

@@ -330,9 +330,7 @@ def _tokenizer(vocabulary: list[str], template: Any) -> PreTrainedTokenizerFast:
 def _loaded(
     model: Any, tokenizer: Any, family: str, heads: Mapping[Head, Any], stack: str | None = None
 ) -> LoadedModel:
-    return LoadedModel(
-        model, tokenizer, layout_of(family, stack, model.config), "tiny", None, None, 32, load_head=heads.get
-    )
+    return LoadedModel(model, tokenizer, layout_of(family, stack, model.config), "tiny", None, 32, load_head=heads.get)
 
 
 _MADE = {"bert": bert, "qwen2": qwen2, "marian": marian, "classifier": classifier, "massive": massive}

@@ -95,7 +95,7 @@ def test_what_is_read_out_is_what_the_checkpoint_has_weights_for():
 
     def loaded(*kinds):
         heads = dict.fromkeys(kinds, model)
-        return LoadedModel(model, None, layout_of("gpt2"), "tiny", None, None, 9, load_head=heads.get)
+        return LoadedModel(model, None, layout_of("gpt2"), "tiny", None, 9, load_head=heads.get)
 
     both = loaded(Head.CLASS, Head.NEXT_TOKEN)
     assert readout_of(both, None)[0].predictor.kind is Head.CLASS

@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 import normscope
-from normscope.reporting.comparison.significance import over_seeds, tests
+from normscope.reporting.comparison.significance import over_seeds
+from normscope.reporting.comparison.significance import tests as tests_over_seeds
 from normscope.statistics.intervals import within_whole
-from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 TEXTS = [
     f"The {noun} saw {count} dogs{' and ran away' * (count % 3)}."
@@ -117,10 +117,10 @@ def test_folders_are_compared_by_their_weights_whatever_they_are_called(folders)
 
 
 def test_neither_other_texts_nor_other_weights_are_seeds(saved_model, tokenizer):
-    model, other = (
-        AutoModel.from_pretrained(saved_model),
-        tiny_model(FAMILY_CONFIGS["bert"] | {"vocab_size": len(tokenizer)}, torch.float32),
-    )
+    model, other = (AutoModel.from_pretrained(saved_model) for _ in range(2))
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
     one, texts, weights = (
         measured(each, read, tokenizer=tokenizer) for each, read in ((model, TEXTS), (model, OTHERS), (other, TEXTS))
     )
@@ -170,7 +170,7 @@ def test_a_sweep_of_layers_of_several_models_is_no_story(saved_model, tokenizer)
 
 
 def test_options_of_an_analysis_are_no_seeds(saved_model):
-    runs = [normscope.run("sinks", model=saved_model, texts=TEXTS, threshold=value) for value in (0.1, 0.4)]
+    runs = [normscope.run("outliers", model=saved_model, texts=TEXTS, threshold=value) for value in (1.0, 2.0)]
     assert not any("seeds (95%" in sentence for sentence in normscope.compare(runs))
 
 
@@ -202,5 +202,5 @@ def test_intervals_of_shares_stay_within_the_whole():
     assert signed.low < 0, "signed shares have no bounds"
     assert [float(end) for end in within_whole(np.array(0.0), np.array(0.0))] == [0, 0]
     two = pd.concat([values, values.assign(group="b", value=[0.5, 0.99])])
-    (row,) = tests(two, "a").itertuples()
+    (row,) = tests_over_seeds(two, "a").itertuples()
     assert -1 <= row.low < row.difference < row.high <= 1

@@ -24,7 +24,7 @@ _TEXTS = st.text(st.characters(codec="utf-8"), max_size=5)
 _PLAIN = st.dictionaries(
     _TEXTS,
     st.recursive(
-        st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(-1e299, 1e299) | _TEXTS,
+        st.none() | st.booleans() | st.integers(1 - 2**63, 2**63 - 1) | st.floats(-1e299, 1e299) | _TEXTS,
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),
         max_leaves=8,
     ),

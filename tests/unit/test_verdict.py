@@ -77,9 +77,7 @@ def test_without_a_test_the_share_that_differs_by_most_points_is_given():
     values = [*VALUES, ("base", NORM, 1e-4), ("tuned", NORM, 2e-4), ("base", SMALL, 0.001), ("tuned", SMALL, 0.01)]
     (sentence,) = verdict(comparison(values))
     assert sentence.startswith("Whether tuned differs from base cannot be tested")
-    assert sentence.endswith(
-        "largest difference in percentage points is in mixing ratio (AttnResLn-N: the attention block): 25% in base and 38% in tuned."
-    )
+    assert sentence.endswith(f"largest difference in percentage points is in {TITLE}: 25% in base and 38% in tuned.")
 
 
 def test_measures_that_an_analysis_describes_come_before_others():

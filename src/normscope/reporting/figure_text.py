@@ -36,10 +36,8 @@ def _visible(value: Any) -> Any:
         case str():
             return visible(value)
         case pd.DataFrame():
-            texts = {
-                name: value[name].map(_visible) for name in value if not pd.api.types.is_numeric_dtype(value[name])
-            }
-            return value.assign(**texts).rename(columns=_visible)
+            texts = value.apply(lambda own: own if pd.api.types.is_numeric_dtype(own) else own.map(_visible))
+            return texts.rename(columns=_visible)
         case Mapping():
             return {_visible(key): _visible(each) for key, each in value.items()}
         case list() | tuple():

@@ -68,8 +68,8 @@ def compare(results: Sequence[Result]) -> list[str]:
     Examples:
         >>> import normscope
         >>> results = [normscope.run("mixing", texts=["A short text."], layers=[layer]) for layer in (1, 3)]
-        >>> normscope.compare(results)[0].partition(". ")[2]
-        'The largest difference in percentage points is in signed share of biases (Attn-N: vectors): 18% instead of 4.4%.'
+        >>> normscope.compare(results)[0].rpartition(": ")[2]
+        '4.4% in layers=[1] and 18% in layers=[3].'
 
     Raises:
         InputError: If no run has completed, or `results` is anything else.

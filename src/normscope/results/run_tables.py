@@ -119,8 +119,8 @@ COMPARISON = Table(
 _TRAINING_GROUP = "What distinguishes the training run from others; shared by its seeds."
 _MEASURE = {"metric": _text("Name of the metric or curve."), "layer": _whole("Layer of a curve; 0 for a metric.")}
 _INTERVAL = {
-    "low": "Lower end of the mean's 95% confidence interval (Student's t); missing for one run.",
-    "high": "Upper end of the mean's 95% confidence interval (Student's t); missing for one run.",
+    "low": "Lower end of the mean's 95% confidence interval (Student's t; of shares, of log-odds); missing for one run.",
+    "high": "Upper end of the mean's 95% confidence interval (Student's t; of shares, of log-odds); missing for one run.",
 }
 
 TRAINING = Table(

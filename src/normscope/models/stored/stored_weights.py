@@ -85,7 +85,7 @@ _THREADS = 8
 
 
 def _digest(tensor: Tensor) -> str:
-    content = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    content = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()}"
 
 

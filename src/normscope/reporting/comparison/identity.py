@@ -44,7 +44,9 @@ def identities(runs: Sequence[Result], configs: Sequence[Config]) -> list[Identi
     found: list[Identity] = []
     for place, (result, config, part) in enumerate(zip(runs, configs, parts, strict=True)):
         # What only some runs have, such as the options of an analysis or a head, distinguishes those that have it.
-        group = frozenset((name, repr(value)) for name, value in part.items() if len(values[name]) > 1)
+        group: frozenset[tuple[str, object]] = frozenset(
+            (name, repr(value)) for name, value in part.items() if len(values[name]) > 1
+        )
         seeds = {key: value for key, value in config.items() if SEED.search(key)} | {"weights": _weights(result, place)}
         run: Hashable = (group, repr(sorted(seeds.items(), key=str)))
         twins = [runs[other] for other, each in enumerate(found) if each.run == run]

@@ -140,7 +140,7 @@ def _described(comparison: RunComparison) -> list[Story]:
     )
     whole = dict.fromkeys(map(str, values[values["layer"] == 0]["metric"]))
     return [
-        Story(metric, variable, table[metric, 0], _moving_layer(table[metric].drop(columns=0)))
+        Story(metric, variable, table[metric, 0], _moving_layer(table.loc[:, [metric]].drop(columns=(metric, 0))))
         for metric in whole
         if (metric, 0) in table and not is_extreme(metric) and not metric.endswith(_REMAINDER) and has_curve(metric)
     ]
@@ -148,7 +148,10 @@ def _described(comparison: RunComparison) -> list[Story]:
 
 def _moving_layer(layers: pd.DataFrame) -> int | None:
     """The layer whose values vary most, of those that every run has; None if they are not several."""
-    return int((layers.max() - layers.min()).idxmax()) if layers.shape[1] > 1 else None
+    if layers.shape[1] < 2:
+        return None
+    spread = (layers.max() - layers.min()).to_numpy()
+    return int(layers.columns.get_level_values("layer")[int(spread.argmax())])
 
 
 def _places(comparison: RunComparison) -> tuple[str, dict[str, float]] | None:

@@ -88,11 +88,9 @@ def _of_seeds(comparison: RunComparison) -> list[str]:
     whole = comparison.values[comparison.values["layer"] == 0].set_index("label")
     values = {str(name): rows["value"] for name, rows in whole.groupby("metric") if name in means.index}
     sizes = {name: effect(name, each.max(), each.min()) for name, each in values.items()}
-    name = max(means.index, key=lambda name: sizes[name])
-    ends = {
-        str(pick(values[name])): float(values[name].loc[pick(values[name])])
-        for pick in (pd.Series.idxmin, pd.Series.idxmax)
-    }
+    name = max(map(str, means.index), key=lambda name: sizes[name])
+    own = values[name].to_numpy()
+    ends = {str(values[name].index[place]): float(own[place]) for place in (int(own.argmin()), int(own.argmax()))}
     written = [f"{in_words(name, value, *ends.values())} ({label})" for label, value in ends.items()]
     curve = comparison.values[(comparison.values["metric"] == name) & (comparison.values["layer"] > 0)]
     spread = curve.groupby("layer")["value"].agg(np.ptp)
