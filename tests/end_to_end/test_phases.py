@@ -49,7 +49,7 @@ def test_a_run_names_its_phases_and_records_their_times(capsys, monkeypatch, tmp
     assert "interventions (5 of 8), sink rates:" in outcome.err
     facts = facts_of(tmp_path / "run")
     assert list(facts["phases"]) == ALL
-    assert facts["steps"].keys() == {"sink rates"}
+    assert facts["steps"].keys() == {"sink rates", "texts", "figures", "report"}
     assert 0 < facts["steps"]["sink rates"] <= facts["phases"]["interventions"]
     # `seconds` begins within the start and ends before the report is written.
     own = sum(seconds for name, seconds in facts["phases"].items() if name != "start")

@@ -101,7 +101,7 @@ def test_the_limit_counts_pairs(command):
 
 @pytest.mark.parametrize("analyses", ["similarity", "[mixing,similarity,frequency]"])
 @pytest.mark.spread(1)
-def test_a_resumed_run_is_that_of_an_uninterrupted_one(capsys, command, monkeypatch, analyses):
+def test_a_resumed_run_is_that_of_an_uninterrupted_one(capsys, command, corpus, monkeypatch, analyses):
     printed, whole = command(f"analysis={analyses}", SMALL_BATCHES, folder="whole")
     if "mixing" in analyses:  # which reads single texts too
         assert f"similarity: {2 * len(USED)} sequences, " in printed.out + printed.said
@@ -118,7 +118,7 @@ def test_a_resumed_run_is_that_of_an_uninterrupted_one(capsys, command, monkeypa
         patch.setattr(BatchRunner, "_run", interrupted)
         outcome, folder = command(f"analysis={analyses}", SMALL_BATCHES, "checkpoint.every_seconds=0")
     assert outcome.status != 0
-    assert run_here(capsys, monkeypatch, f"resume={folder}").status == 0
+    assert run_here(capsys, monkeypatch, f"resume={folder}", f"dataset.path={corpus}").status == 0
     facts = [json.loads((each / "results.json").read_text()) for each in (whole, folder)]
     assert facts[0]["metrics"] == facts[1]["metrics"]
     assert facts[0]["facts"]["compared"] == facts[1]["facts"]["compared"]

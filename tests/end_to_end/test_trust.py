@@ -125,8 +125,10 @@ def stopped(capsys, monkeypatch, tmp_path, saved_model):
 
 @pytest.mark.slow
 def test_changes_since_the_run_began_are_refused_and_named(capsys, monkeypatch, stopped, saved_model):
+    again = [f"resume={stopped}", f"dataset.path={stopped.parent / 'corpus.txt'}"]  # which is not in the folder
+
     def refused(*arguments: str) -> str:
-        outcome = run_here(capsys, monkeypatch, f"resume={stopped}", *arguments)
+        outcome = run_here(capsys, monkeypatch, *again, *arguments)
         assert outcome.status == 2, outcome.err
         assert "Traceback" not in outcome.err
         return outcome.err
@@ -153,7 +155,7 @@ def test_changes_since_the_run_began_are_refused_and_named(capsys, monkeypatch, 
     checkpoint.write_bytes(whole[:-100])
     assert "the checkpoint cannot be read" in refused()
     checkpoint.write_bytes(whole)
-    assert run_here(capsys, monkeypatch, f"resume={stopped}").status == 0
+    assert run_here(capsys, monkeypatch, *again).status == 0
     assert "the run is already complete" in refused()
 
 
@@ -165,7 +167,7 @@ def test_two_runs_do_not_share_a_folder(capsys, monkeypatch, stopped, saved_mode
 
     with (stopped / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        busy = run_here(capsys, monkeypatch, f"resume={stopped}")
+        busy = run_here(capsys, monkeypatch, f"resume={stopped}", f"dataset.path={stopped.parent / 'corpus.txt'}")
     assert busy.status == 2
     assert "another run is using this folder" in busy.err
 
