@@ -223,7 +223,7 @@ def test_numbers_of_places_in_weights_are_of_these_weights(invented, digest, sai
     groups[1] |= {"weights": ["1" * 64], "when": {}}
     (invented / "nobody2000/published.yaml").write_text(yaml.safe_dump(groups))
     result = of_nobody("mine")
-    result = dataclasses.replace(result, facts={**result.facts, "model_sha256": digest})
+    result = dataclasses.replace(result, facts={**result.facts, "files_sha256": digest})
     found = differences("nobody2000", ["Section 3"], result)
     assert found == ({"model.name": ("mine", ["the paper’s own weights"])} if said else {})
 

@@ -607,8 +607,6 @@ CLAIMS = {
     r"receive (\S+) of the attention weight but contribute only (\S+) of": lambda weight, norm: norm < weight,
     r"Norms overstate .* have (\S+) of Σ‖αf\(x\)‖, but (\S+) of": lambda norm, share: share < norm,
     r"Norms understate .* have (\S+) of Σ‖αf\(x\)‖, but (\S+) of": lambda norm, share: share > norm,
-    r"of variation of \S+ on average, (\S+) in head .* and (\S+) in head": lambda most, least: most > least,
-    r"map from x to f\(x\) is (\S+) to (\S+) times": lambda low, high: low < high,
     r"horter .* ‖f\(x\)‖ of (\S+) weighted by α, and of (\S+) with": lambda weighted, alike: weighted < alike,
     r"onger .* ‖f\(x\)‖ of (\S+) weighted by α, and of (\S+) with": lambda weighted, alike: weighted > alike,
 }

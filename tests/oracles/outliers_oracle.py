@@ -186,7 +186,7 @@ OUTLIERS = {
 def test_outliers(any_specimen, options, categories):
     chosen = OUTLIERS[options]
     categories = reported(any_specimen, categories)
-    more = {"options": [chosen], "weights_sha256": WEIGHTS}
+    more = {"options": [chosen], "files_sha256": WEIGHTS}
     findings = any_specimen.findings("outliers", chosen, [2], categories, **more)
     assert_published(findings, expected(any_specimen, categories, chosen))
 

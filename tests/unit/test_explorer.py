@@ -187,7 +187,7 @@ def test_the_page_keeps_signs():
     ("tokens", "words"),
     [
         ("[CLS] un ##believ ##able . [SEP]", (0, 1, 1, 1, 2, 3)),
-        ("<s> un believ able Ġthing . </s>", (0, 1, 1, 1, 2, 2, 3)),
+        ("<s> un believ able Ġthing . </s>", (0, 1, 1, 1, 2, 3, 4)),
         ("▁The ▁th ing </s>", (0, 1, 1, 2)),
         ("[CLS] no marks here [SEP]", None),
         ("▁every ▁token ▁is ▁one </s>", None),

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 import normscope
+from normscope.reporting.comparison import significance
 from normscope.reporting.comparison.significance import over_seeds
-from normscope.reporting.comparison.significance import tests as tests_over_seeds
 from normscope.statistics.intervals import within_whole
 
 TEXTS = [
@@ -202,5 +202,5 @@ def test_intervals_of_shares_stay_within_the_whole():
     assert signed.low < 0, "signed shares have no bounds"
     assert [float(end) for end in within_whole(np.array(0.0), np.array(0.0))] == [0, 0]
     two = pd.concat([values, values.assign(group="b", value=[0.5, 0.99])])
-    (row,) = tests_over_seeds(two, "a").itertuples()
+    (row,) = significance.tests(two, "a").itertuples()
     assert -1 <= row.low < row.difference < row.high <= 1

@@ -225,7 +225,7 @@ def test_a_text_config_of_another_type(folder, text):
     ("changes", "message"),
     [
         ({"hidden_size": 0}, "hidden_size=0 in the model's config: expected from 1 to"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000 in the model"),
+        ({"num_hidden_layers": 10**9}, "from 0 to 10,000 for num_hidden_layers, got 1000000000"),
         ({"hidden_size": 100, "num_attention_heads": 12}, "cannot build the model from its config"),
         ({"model_type": "nope"}, "its config.json cannot be used"),
     ],

@@ -14,7 +14,6 @@ from normscope.cli.command_line import word_for
 from normscope.config.schema import INCIDENTAL, difference, flat, lasting, plain
 from normscope.errors import InputError, one_line
 from normscope.reporting.options import TrackingOptions, Verbosity
-from normscope.reporting.tracking import with_environment
 from normscope.results.measures import metric_title
 from normscope.results.run_files import read_config, read_results
 from normscope.rounding import number
@@ -105,6 +104,8 @@ def _keep_own(saved: DictConfig, config: DictConfig, folder: Path, key: str) -> 
     Raises:
         InputError: If it read one outside its folder.
     """
+    from normscope.reporting.tracking import with_environment  # takes pandas along, for which help need not wait
+
     tracking = OmegaConf.to_object(config.tracking)
     assert isinstance(tracking, TrackingOptions)
     settled = plain(with_environment(tracking, lambda _warning: None))

@@ -29,6 +29,7 @@ from normscope.config.schema import difference, plain
 from normscope.data.tokenization import encoded
 from normscope.errors import InputError
 from normscope.translation.vocabulary import joint_vocabulary
+from normscope.untrusted.writing import write_file
 
 _RECIPE = "recipe.json"
 """The recipe of the checkpoints beside it."""
@@ -203,7 +204,7 @@ def train(
     trainer.remove_callback(PrinterCallback)  # prints dictionaries
     if trainer.is_world_process_zero():
         checkpoints.mkdir(parents=True, exist_ok=True)
-        (checkpoints / _RECIPE).write_text(json.dumps(plain(recipe), indent=2) + "\n")
+        write_file(checkpoints, _RECIPE, f"{json.dumps(plain(recipe), indent=2)}\n".encode())
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None)
     if trainer.is_world_process_zero():
         model.save_pretrained(folder)
