@@ -180,19 +180,12 @@ def _look(result: Result) -> Appearance:
     return appearance(options)
 
 
-def compare_folders(
-    folders: Sequence[Path],
-    output: Path,
-    baseline: Path | None = None,
-    thresholds: Mapping[str, float] = MappingProxyType({}),
-) -> Path:
+def compare_folders(folders: Sequence[Path], output: Path) -> Path:
     """Compare the runs in the given folders: print the verdict, and write the page and the tables.
 
     Args:
         folders: Runs, or folders that contain them.
         output: The folder for the comparison.
-        baseline: See `compared`.
-        thresholds: See `compared`.
 
     Returns:
         The page.
@@ -200,15 +193,15 @@ def compare_folders(
     Raises:
         InputError: If there is nothing to compare, a run is damaged, or the folder cannot be written to.
     """
-    return _compared(*runs.read(folders), output, baseline, thresholds)[0]
+    return _compared(*runs.read(folders), output)[0]
 
 
 def _compared(
     found: Mapping[Path, Result],
     failures: Sequence[str],
     output: Path,
-    baseline: Path | None,
-    thresholds: Mapping[str, float],
+    baseline: Path | None = None,
+    thresholds: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Path, RunComparison]:
     with _drawn(output):
         comparison = compared(found, failures, baseline, thresholds)
