@@ -125,12 +125,8 @@ def _keep_own(saved: DictConfig, config: DictConfig, folder: Path, key: str) -> 
             f"{key}={folder}: that run read {files}, outside its folder; if it is to be read here, add {files}"
         )
     if wanted and saved.verbosity is not Verbosity.quiet:
-        log.warning(
-            "%s=%s: your own settings decide where data go; to do as that run did, add %s",
-            key,
-            folder,
-            " ".join(wanted),
-        )
+        asked = " ".join(wanted)
+        log.warning("%s=%s: your own settings decide where data go; to do as that run did, add %s", key, folder, asked)
 
 
 def _typed(name: str, value: Any) -> list[str]:

@@ -17,6 +17,7 @@ from normscope.results.axes import (
     share_curves,
     share_metrics,
 )
+from normscope.results.codes import STEPS
 from normscope.results.declare import Axis, Column, Published, Rollup, Table
 
 
@@ -59,13 +60,7 @@ _METHOD = Axis(
 STEP = Axis(
     "step",
     "The steps between the two maps: `ff`, `res`, `ln`, `ff+res` or `ff+res+ln`.",
-    titles={
-        "ff": "FF: the network",
-        "res": "RES: its residual connection",
-        "ln": "LN: its normalisation",
-        "ff+res": "FF and RES",
-        "ff+res+ln": "FF, RES and LN",
-    },
+    titles=STEPS,
 )
 """The steps between the maps, by the paper's names."""
 

@@ -7,6 +7,7 @@ training changes in place are those observed. Only layers with an adapter have w
 import collections
 import copy
 import dataclasses
+import functools
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -173,13 +174,6 @@ def _loaded(
     copied: "_Copy", model: PreTrainedModel, layout: ModelLayout, name: str, tokenizer: PreTrainedTokenizerBase
 ) -> LoadedModel:
     """The base model in a copy, without heads."""
-    longest = tokenizer.model_max_length
-
-    def require_current() -> None:
-        copied.require_current()
-        if tokenizer.model_max_length != longest:
-            raise InputError(_CHANGED.format(name))
-
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -187,7 +181,7 @@ def _loaded(
         name=name,
         revision=None,
         max_length=longest_input(model, layout, tokenizer),
-        require_current=require_current,
+        require_current=functools.partial(copied.require_current, tokenizer, tokenizer.model_max_length),
     )
 
 
@@ -317,14 +311,15 @@ class _Copy:
         replace_pointwise(self.model)
         self._state = _state(original, self._own)
 
-    def require_current(self) -> None:
-        """Check that the copy still has the weights of its original.
+    def require_current(self, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
+        """Check that the copy still has the weights of its original, and a tokenizer its maximal length.
 
         Raises:
             InputError: If the original was moved, cast or given other weights, or its adapters have changed.
         """
         original = self._original()
-        if original is not None and _state(original, self._own) != self._state:
+        changed = original is not None and _state(original, self._own) != self._state
+        if changed or tokenizer.model_max_length != longest:
             raise InputError(_CHANGED.format(self._name))
 
 

@@ -99,9 +99,7 @@ def embedder_of(folder: Path | None, name: str) -> Embedder:
             f"pooling: {name} has no modules.json that says how it pools; expected one of {', '.join(Pooling)}"
         )
     modules = [_module_of_files(kind, place, name) for kind, place in _places(folder, name)]
-    settings = folder / _SETTINGS
-    found = _read(settings, name) if settings.is_file() else {}
-    return _embedder(modules, found if isinstance(found, Mapping) else {}, name)
+    return _embedder(modules, _settings_of(folder, name), name)
 
 
 def transformer_folder(folder: Path, name: str) -> Path:
@@ -173,6 +171,12 @@ def embedder_in_memory(encoder: nn.Module, name: str) -> Embedder:
     return _embedder(modules, _settings_in_memory(encoder), name)
 
 
+def _settings_of(folder: Path, name: str) -> Mapping[str, Any]:
+    path = folder / _SETTINGS
+    settings = _read(path, name) if path.is_file() else {}
+    return settings if isinstance(settings, Mapping) else {}
+
+
 def _settings_in_memory(encoder: nn.Module) -> Mapping[str, Any]:
     """What an encoder in memory would save beside its modules."""
     named = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")
@@ -181,12 +185,8 @@ def _settings_in_memory(encoder: nn.Module) -> Mapping[str, Any]:
 
 def rule_in_memory(encoder: nn.Module, name: str) -> tuple[TextRule, str]:
     """How an encoder in memory writes texts, see `rule_of`; and all settings of its modules and tokenizer, as one text."""
-    modules, settings, tokenizer = (
-        [*encoder.children()],
-        _settings_in_memory(encoder),
-        getattr(encoder, "tokenizer", None),
-    )
-    knobs = _knobs(modules[0])
+    modules, settings = [*encoder.children()], _settings_in_memory(encoder)
+    knobs, tokenizer = _knobs(modules[0]), getattr(encoder, "tokenizer", None)
     of_tokenizer = [getattr(tokenizer, key, None) for key in ("model_max_length", "truncation_side", "chat_template")]
     return _rule(settings, knobs, name), repr((settings, knobs, [*map(_config_in_memory, modules)], of_tokenizer))
 
@@ -201,11 +201,10 @@ def rule_of(folder: Path | None, name: str) -> TextRule:
     Raises:
         InputError: If the files name something that is not known here.
     """
-    path = None if folder is None else folder / _SETTINGS
-    settings = _read(path, name) if path is not None and path.is_file() else {}
-    if folder is None or not isinstance(settings, Mapping):
+    if folder is None:
         return AS_GIVEN
-    return _rule(settings, _transformer_settings(transformer_folder(folder, name), name)[1], name)
+    transformer = _transformer_settings(transformer_folder(folder, name), name)[1]
+    return _rule(_settings_of(folder, name), transformer, name)
 
 
 def _rule(settings: Mapping[str, Any], transformer: Mapping[str, Any], name: str) -> TextRule:

@@ -192,9 +192,8 @@ def _without_step(config: Mapping[str, Any], step: object) -> dict[str, Any]:
         revision = without_step(revision)
     elif step_in(name) == step:
         name = without_step(name)
-    elif (
-        name.count("/") > 1 or Path(name).is_absolute()
-    ):  # a folder that does not say its step: one of several in another
+    # A folder that does not say its step is one of several in another.
+    elif name.count("/") > 1 or Path(name).is_absolute():
         name = str(Path(name).parent)
     else:
         revision = ""

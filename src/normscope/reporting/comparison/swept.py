@@ -54,9 +54,8 @@ DIGESTS = {"weights": ("model", "seed"), "texts": ("model", "dataset", "seed")}
 def _is_named(digest: str, differing: Sequence[str], configs: Sequence[Config]) -> bool:
     named = [key for key in differing if key.split(".")[0] in DIGESTS[digest]]
     words = [str([config.get(key) for key in named]) for config in configs]
-    return len(set(words)) == len(
-        {(word, str(config.get(digest))) for word, config in zip(words, configs, strict=True)}
-    )
+    digests = [str(config.get(digest)) for config in configs]
+    return len(set(words)) == len(set(zip(words, digests, strict=True)))
 
 
 def columns(configs: Sequence[Config], differing: Sequence[str]) -> dict[str, list[str]]:
