@@ -83,11 +83,7 @@ _MOST_RESULTS = 10_000
 
 
 def _checked(results: object) -> list[Result]:
-    """The results of one run or of several.
-
-    Raises:
-        InputError: If they are anything else.
-    """
+    """The results of one run or of several."""
     expected = "results: expected what normscope.run or normscope.read returned, or a list of these"
     if isinstance(results, Result):
         return [results]

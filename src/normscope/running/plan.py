@@ -257,11 +257,7 @@ def chosen_layers(layers: Any, layout: ModelLayout) -> list[int]:
 def _needs(
     options: AnalysisOptions, model: ModelOptions, level: Level, inputs: Inputs
 ) -> dict[type[Analysis], Requirements]:
-    """What the enabled analyses need of the model.
-
-    Raises:
-        InputError: If the model does not have it.
-    """
+    """What the enabled analyses need of the model."""
     known = known_analyses()
     kinds = [known[name].load() for name in enabled_analyses(options)]
     layout = inputs.layout

@@ -187,11 +187,7 @@ class Adapter:
         return merged
 
     def _around(self, model: PreTrainedModel) -> Any:
-        """The PeftModel around a model.
-
-        Raises:
-            InputError: If a tensor of the adapter has no place, or one is missing.
-        """
+        """The PeftModel around a model."""
         from peft import get_peft_model
 
         self.settings.inference_mode = True

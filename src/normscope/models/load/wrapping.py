@@ -116,11 +116,7 @@ def wrap_model(
 def _encoder_of_library(
     encoder: Any, kind: str, tokenizer: PreTrainedTokenizerBase | None, stack: Stack | None
 ) -> LoadedModel:
-    """The model in an encoder of sentence-transformers, with its tokenizer and, if it embeds texts, what it makes of vectors.
-
-    Args:
-        kind: See `kind_of_encoder`.
-    """
+    """The model in an encoder of sentence-transformers, with its tokenizer and, if it embeds texts, what makes embeddings."""
     first = next(iter(encoder.children()), None)
     inner = getattr(first, "auto_model", None)
     if not isinstance(inner, PreTrainedModel):
@@ -140,11 +136,7 @@ def _encoder_of_library(
 
 
 def _check_tokens(encoder: Any, loaded: LoadedModel) -> None:
-    """Check that a pair becomes the tokens that a cross-encoder reads.
-
-    Raises:
-        InputError: If it does not: something else than its settings says how texts are made.
-    """
+    """Check that a pair becomes the tokens that a cross-encoder reads, so that nothing but its settings says how."""
     expected = encoder.preprocess([_PROBE], prompt=loaded.rule.prompt or None)["input_ids"]
     if expected.tolist() != batch_from_texts(loaded, _PROBE).input_ids.tolist():
         raise InputError(
@@ -248,11 +240,7 @@ def _checked_tokenizer(
 
 
 def _observed_part(whole: PreTrainedModel, stack: Stack | None) -> tuple[PreTrainedModel, Stack | None]:
-    """The base model, or its encoder if that is the stack, and the stack.
-
-    Raises:
-        InputError: If the model lacks the stack.
-    """
+    """The base model, or its encoder if that is the stack, and the stack."""
     base = base_of(whole)
     stack = observed_stack(whole.config, stack)
     if stack is None:

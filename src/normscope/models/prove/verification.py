@@ -369,11 +369,7 @@ def _untouched_inputs(expected: UntouchedPass) -> dict[int, Replacement]:
 
 @contextlib.contextmanager
 def _explained(dtype: torch.dtype, name: str) -> Iterator[None]:
-    """Add to what a model's own code raises in half precision that the precision may have brought it about.
-
-    Raises:
-        InputError: In place of another one.
-    """
+    """Add to what a model's own code raises in half precision that the precision may have brought it about."""
     try:
         yield
     except InputError as error:

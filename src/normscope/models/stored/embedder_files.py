@@ -298,12 +298,7 @@ def tokenizer_arguments(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _transformer_settings(folder: Path, name: str) -> tuple[Path, Mapping[str, Any]]:
-    """The settings of a Transformer module, and the file that they are in; none if it has no such file.
-
-    Args:
-        folder: The module's folder.
-        name: The model's name, for messages.
-    """
+    """The settings of a Transformer module, and the file that they are in; none if it has no such file."""
     for path in (folder / file for file in TRANSFORMER_SETTINGS):
         settings = _read(path, name) if path.is_file() else {}
         if isinstance(settings, Mapping) and settings:
@@ -344,11 +339,7 @@ def _embedder(modules: Sequence[_Module], settings: Mapping[str, Any], name: str
 
 
 def _check_reads_text(transformer: Mapping[str, Any], name: str) -> None:
-    """Check that a Transformer module reads a text as it is, and returns its last hidden vectors.
-
-    Raises:
-        InputError: If it does not.
-    """
+    """Check that a Transformer module reads a text as it is, and returns its last hidden vectors."""
     modalities = transformer.get("modality_config") or {}
     text = modalities.get("text", _PLAIN) if isinstance(modalities, Mapping) else modalities
     of_text = (transformer.get("processing_kwargs") or {}).get("text") or {}
@@ -470,11 +461,7 @@ def _activation(named: str, learned: Mapping[str, Tensor], name: str) -> nn.Modu
 
 
 def _tensors(module: _Module, name: str, needed: Set[str], optional: Set[str] = frozenset()) -> Mapping[str, Tensor]:
-    """The weights of a module.
-
-    Raises:
-        InputError: If one is missing, or has no use.
-    """
+    """The weights of a module."""
     weights = module.weights()
     missing, unknown = sorted(needed - set(weights)), sorted(set(weights) - needed - optional)
     if missing or unknown:

@@ -102,11 +102,7 @@ def completed(sweep: Path) -> int:
 
 
 def _checked(folder: Path, result: Result) -> Result:
-    """Results in which what a comparison takes for granted has the right type and size.
-
-    Raises:
-        InputError: If something has not.
-    """
+    """Results in which what a comparison takes for granted has the right type and size."""
     path = folder / CONFIG
     for section in ("model", "dataset", "analysis"):
         require(path, result.config, section, "a mapping")
