@@ -7,29 +7,13 @@ import numpy as np
 import pandas as pd
 
 from normscope.reporting.comparison.effects import COUNTS, effect
-from normscope.reporting.comparison.places import (
-    ROUNDING,
-    cell_in_words,
-    cells_apart,
-    common,
-    furthest,
-    in_words,
-    relative,
-)
+from normscope.reporting.comparison.places import CELL, ROUNDING, cell_in_words, common, furthest, in_words, relative
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
 from normscope.reporting.comparison.story import standstill, stories
 from normscope.results.declare import is_percentage
 from normscope.results.measures import has_curve, leading, metric_title, panel_of, title
-from normscope.rounding import (
-    begun,
-    counted,
-    differ,
-    enumeration,
-    number,
-    percentage,
-    shares_differ,
-)
+from normscope.rounding import begun, counted, differ, enumeration, number, percentage, shares_differ
 
 SIGNIFICANT = 0.05
 """The adjusted p-value below which a difference counts."""
@@ -263,7 +247,7 @@ def _counts(alike: Sequence[_Found]) -> str:
 
 def _of_group(comparison: RunComparison, group: str) -> _Found:
     baseline = comparison.baseline_group
-    pairs = common(comparison.values, _PLACE, group, baseline)
+    pairs = common(comparison.values, ["metric", "layer"], group, baseline)
     by_basis = {"seeds": comparison.tests, "sequences": comparison.sequence_tests}
     for basis, tests in by_basis.items():
         own = tests[tests["group"] == group]
@@ -272,12 +256,8 @@ def _of_group(comparison: RunComparison, group: str) -> _Found:
     return _untested(comparison, group, baseline, pairs)
 
 
-_PLACE = ["metric", "layer"]
-"""What a value belongs to (layer 0: the whole run)."""
-
-
 def _both(pairs: pd.DataFrame, metric: str, layer: int = 0) -> tuple[float, ...]:
-    """The values of both groups; empty if they are not known."""
+    """The values of both groups (layer 0: of the whole run); empty if they are not known."""
     if (metric, layer) not in pairs.index:
         return ()
     return tuple(float(pairs[side][metric, layer]) for side in ("own", "other"))
@@ -332,7 +312,7 @@ def _untested(comparison: RunComparison, group: str, baseline: str, pairs: pd.Da
     """What is found if no test is valid."""
     if pairs.empty:
         return _Found(group, _incomparable)
-    cells = cells_apart(comparison, group, baseline)
+    cells = common(comparison.heatmaps, CELL, group, baseline)
     different = pairs[relative(pairs) > ROUNDING]
     if different.empty and not (relative(cells) > ROUNDING).any():
         return _Found(group, _equal, pairs.index.get_level_values("metric").nunique())
