@@ -13,6 +13,7 @@ from normscope.api.attention_values import AttentionValues, attention
 from normscope.errors import InputError, cut, escaped, one_line, printable
 from normscope.live.texts import as_given
 from normscope.maths.choices import PairMeasure
+from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import load
 from normscope.reporting.options import Verbosity
 from normscope.reporting.page.explorer import attention_page
@@ -77,18 +78,7 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, Any], fol
         model = load(options.model, options.device)
         phases.begin(Phase.TEXT)
         with phases.layers():
-            found = attention(
-                model,
-                as_given(model, text, chat=options.dataset.chat_template),
-                queries=_parts(asked.get("queries", "last")),
-                keys=_parts(asked.get("keys", "words")),
-                layers=_numbers(options.layers),
-                heads=_numbers(asked.get("heads", "all")),
-                measure=asked.get("measure", "weight"),
-                reduce=asked.get("reduce"),
-                top=asked.get("top"),
-            )
-    assert isinstance(found, AttentionValues)
+            found = _values(options, model, text, asked)
     values = _every(found)
     strongest = [
         (_placed(found, "query", row), _strongest(found, values[:, :, row]))
@@ -114,6 +104,22 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, Any], fol
         return write_file(folder, PAGE, page.encode())
     except OSError as error:
         raise InputError(f"output_dir={folder}: cannot be written: {one_line(error)}") from error
+
+
+def _values(options: RunOptions, model: LoadedModel, text: str, asked: Mapping[str, Any]) -> AttentionValues:
+    found = attention(
+        model,
+        as_given(model, text, chat=options.dataset.chat_template),
+        queries=_parts(asked.get("queries", "last")),
+        keys=_parts(asked.get("keys", "words")),
+        layers=_numbers(options.layers),
+        heads=_numbers(asked.get("heads", "all")),
+        measure=asked.get("measure", "weight"),
+        reduce=asked.get("reduce"),
+        top=asked.get("top"),
+    )
+    assert isinstance(found, AttentionValues)
+    return found
 
 
 def _parts(asked: Any) -> list[Any]:
