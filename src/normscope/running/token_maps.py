@@ -318,7 +318,9 @@ def without_values(model: LoadedModel, batch: Batch) -> TokenMap:
         words = words if batch.units is not None else (numbers, numbers)
     query_words, key_words = words if None not in words else (None, None)
     return TokenMap(
-        title=" → ".join(_text(model, side.input_ids[0].tolist()) for side in sides),
+        title=" → ".join(
+            str(model.tokenizer.decode(side.input_ids[0].tolist(), skip_special_tokens=True)) for side in sides
+        ),
         queries=queries,
         keys=keys,
         is_cross_attention=batch.is_cross_attention,
@@ -347,7 +349,3 @@ def _annotated(batch: Batch) -> tuple[tuple[int, ...], DependencyTree] | None:
     ]
     joined = tuple((d, h, r) for d, h, r in arcs if d is not None and h is not None and d != h)
     return tuple(numbers), DependencyTree(tuple(of_word.values()), joined)
-
-
-def _text(model: LoadedModel, tokens: list[int]) -> str:
-    return str(model.tokenizer.decode(tokens, skip_special_tokens=True))
