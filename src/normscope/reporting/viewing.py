@@ -122,9 +122,6 @@ def _comparison(results: Sequence[Result]) -> RunComparison:
 def draw_again(folder: Path) -> Path:
     """Remake the figures and the report of a completed run.
 
-    Args:
-        folder: The folder of the run.
-
     Returns:
         The report.
 

@@ -110,12 +110,7 @@ def git_commit() -> str | None:
 
 
 def describe(options: RunOptions, command: str, family: str) -> RunDescription:
-    """The description of a run.
-
-    Args:
-        command: What the user typed.
-        family: The model's family.
-    """
+    """The description of a run."""
     analyses, tracking = enabled_analyses(options.analysis), options.tracking
     dataset = dataset_label(options.dataset)
     layers = [] if options.layers == "all" else [layers_label(options.layers)]

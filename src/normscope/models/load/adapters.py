@@ -48,10 +48,6 @@ _TASKS: Mapping[str, Any] = {
 def base_model(folder: Path, name: str) -> tuple[str, str | None]:
     """Name or folder of the model that an adapter was trained on, and its revision if the adapter says one.
 
-    Args:
-        folder: The adapter's folder.
-        name: The adapter's name, for messages.
-
     Raises:
         InputError: If the adapter does not name it.
     """

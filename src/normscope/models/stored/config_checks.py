@@ -64,10 +64,6 @@ def check_config_file(folder: Path, name: str) -> None:
 
     Configs make a name for every label, and many an entry for every layer.
 
-    Args:
-        folder: The model's folder.
-        name: The model's name, for messages.
-
     Raises:
         InputError: If it cannot be read, or has too many labels or layers.
     """
@@ -100,10 +96,6 @@ def check_family(config: PretrainedConfig, name: str) -> None:
     """Check that the config's model_type and architectures name the same family.
 
     Tensors of another family with the same names and shapes would load without a warning.
-
-    Args:
-        config: The config of a checkpoint.
-        name: The model's name, for messages.
 
     Raises:
         InputError: If they differ.

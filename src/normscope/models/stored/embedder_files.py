@@ -105,10 +105,6 @@ def embedder_of(folder: Path | None, name: str) -> Embedder:
 def transformer_folder(folder: Path, name: str) -> Path:
     """The folder of a model's config, weights and tokenizer: for a sentence encoder, that of its first module.
 
-    Args:
-        folder: The folder of any model.
-        name: The model's name, for messages.
-
     Raises:
         InputError: If it is a sentence encoder whose first module is no Transformer.
     """
@@ -151,10 +147,6 @@ def _places(folder: Path, name: str) -> list[tuple[str, Path]]:
 
 def embedder_in_memory(encoder: nn.Module, name: str) -> Embedder:
     """How a SentenceTransformer in memory makes embeddings.
-
-    Args:
-        encoder: The SentenceTransformer.
-        name: Its name, for messages.
 
     Raises:
         InputError: If it has a module whose output cannot be split into parts.
@@ -261,12 +253,7 @@ def longest_text(folder: Path, name: str) -> int | None:
 
 
 def lowercases(folder: Path, name: str) -> bool:
-    """Whether a sentence encoder writes texts in lower case before its tokenizer reads them, according to its files.
-
-    Args:
-        folder: The folder of its tokenizer.
-        name: Its name, for messages.
-    """
+    """Whether a sentence encoder writes texts in lower case before its tokenizer reads them, according to its files."""
     return bool(_transformer_settings(folder, name)[1].get("do_lower_case"))
 
 
@@ -274,10 +261,6 @@ def tokenizer_arguments(folder: Path, name: str) -> dict[str, Any]:
     """The arguments with which sentence-transformers loads the tokenizer of a sentence encoder, according to its files.
 
     Arguments that say where files are, or how batches are padded, are left out.
-
-    Args:
-        folder: The folder of the tokenizer.
-        name: The model's name, for messages.
 
     Raises:
         InputError: If an argument is not known, also one for the model or its config.

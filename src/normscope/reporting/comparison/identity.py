@@ -30,12 +30,7 @@ def is_random(result: Result) -> bool:
 
 
 def identities(runs: Sequence[Result], configs: Sequence[Config]) -> list[Identity]:
-    """The identity of each of several runs; a run whose facts do not say what it read is none of the others.
-
-    Args:
-        runs: The runs.
-        configs: Their settings.
-    """
+    """The identity of each of several runs; a run whose facts do not say what it read is none of the others."""
     parts = [_parts(result, config, place) for place, (result, config) in enumerate(zip(runs, configs, strict=True))]
     values = {(name, repr(value)) for part in parts for name, value in part.items()}
     differing = {name for name, count in collections.Counter(name for name, _ in values).items() if count > 1}
