@@ -68,9 +68,6 @@ class Session:
     def saved(self, state: object, progress: Progress = no_bar) -> dict[str, Any]:
         """A state, and the answers that the page shows for it as JSON, by part and side.
 
-        Args:
-            progress: Shows how far it is.
-
         Raises:
             InputError: If it is invalid.
         """

@@ -125,22 +125,13 @@ class ProbeOutput(NamedTuple):
 
 
 def output_probes(model: PreTrainedModel) -> list[dict[str, Tensor]]:
-    """The probe batches on which a model is compared before and after a change.
-
-    Args:
-        model: A model in evaluation mode.
-    """
+    """The probe batches on which a model is compared before and after a change."""
     reads_target = model.config.is_encoder_decoder
     return [random_batch(model, lengths, lengths[::-1] if reads_target else None) for lengths in _lengths(model)]
 
 
 def outputs_on_probes(model: PreTrainedModel, probes: Sequence[Mapping[str, Tensor]]) -> list[ProbeOutput]:
-    """What a model and its head return for probe batches.
-
-    Args:
-        model: A model in evaluation mode.
-        probes: See `output_probes`.
-    """
+    """What a model and its head return for probe batches."""
     outputs = []
     for inputs in probes:
         token_mask = inputs.get("decoder_attention_mask", inputs["attention_mask"]).bool()

@@ -186,11 +186,6 @@ def check_all_used(model: PreTrainedModel, unexpected: Collection[str], name: st
 def check_dtypes(model: PreTrainedModel, folder: Path, name: str) -> None:
     """Check that weights are stored as floating-point numbers of 16 bits or more; loading would cast others without a warning.
 
-    Args:
-        model: The base model, loaded.
-        folder: The folder of its weight files.
-        name: The model's name, for messages.
-
     Raises:
         InputError: If a tensor of the base model is complex, integer or has eight bits.
     """
@@ -206,10 +201,6 @@ def check_dtypes(model: PreTrainedModel, folder: Path, name: str) -> None:
 
 def check_pickles(folder: Path, name: str) -> None:
     """Check that pickled weight files hold named tensors and nothing else. Nothing in them is run.
-
-    Args:
-        folder: The folder of the weight files.
-        name: The model's name, for messages.
 
     Raises:
         InputError: If one is damaged or holds something else.
