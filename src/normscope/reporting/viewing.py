@@ -122,9 +122,6 @@ def _comparison(results: Sequence[Result]) -> RunComparison:
 def draw_again(folder: Path) -> Path:
     """Remake the figures and the report of a completed run.
 
-    Returns:
-        The report.
-
     Raises:
         InputError: If the folder does not hold a completed run, is damaged, or cannot be written to.
     """
@@ -179,9 +176,6 @@ def compare_folders(folders: Sequence[Path], output: Path) -> Path:
     Args:
         folders: Runs, or folders that contain them.
         output: The folder for the comparison.
-
-    Returns:
-        The page.
 
     Raises:
         InputError: If there is nothing to compare, a run is damaged, or the folder cannot be written to.

@@ -57,11 +57,7 @@ _METHOD = Axis(
     titles=METHODS,
     nested=True,
 )
-STEP = Axis(
-    "step",
-    "The steps between the two maps: `ff`, `res`, `ln`, `ff+res` or `ff+res+ln`.",
-    titles=STEPS,
-)
+STEP = Axis("step", "The steps between the two maps: `ff`, `res`, `ln`, `ff+res` or `ff+res+ln`.", titles=STEPS)
 """The steps between the maps, by the paper's names."""
 
 _CHANGE = "1 − Spearman's ρ of the maps before and after the step, with all pairs ranked together."
