@@ -13,12 +13,22 @@ import select
 import shlex
 import sys
 import textwrap
+from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
 from normscope.errors import escaped
 
 WIDTH = 80
 """Characters of a line."""
+
+Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
+"""Wraps an iterable in a progress bar, given its length and a title."""
+
+
+def no_bar(steps: Iterable[Any], _total: int, _title: str) -> Iterable[Any]:
+    """The steps alone."""
+    return steps
+
 
 _SPELLED = {
     "−": "-",

@@ -181,9 +181,6 @@ def _attribute(model: LoadedModel, text: object, prompt: Batch, target: Answer, 
     Args:
         text: What the answer follows, as it is given.
         prompt: The same as a batch.
-
-    Raises:
-        InputError: If the answer is empty, invalid or too long, or the model predicts no tokens.
     """
     head = required(model, Head.NEXT_TOKEN, "Answer").model
     measure = chosen("measure", target.measure, AnswerMeasure)

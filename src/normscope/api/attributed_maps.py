@@ -125,11 +125,7 @@ class AttributionMap:
         save_result(self, path)
 
     def _check_sizes(self) -> None:
-        """Check that maps have a row for every token and a column for every source.
-
-        Raises:
-            ValueError: If they have not.
-        """
+        """Check that maps have a row for every token and a column for every source."""
         cells = (len(self.tokens), len(self.sources))
         shares = self.total if self.shares is None else self.shares
         rows = len(self.tokens) if self.layers is None else self.layers.shape[1]

@@ -168,11 +168,7 @@ class Attribution:
         save_result(self, path)
 
     def _check_sizes(self) -> None:
-        """Check that there is a score for every token.
-
-        Raises:
-            ValueError: If there is not.
-        """
+        """Check that there is a score for every token."""
         sides = [len(self.tokens)] if self.sides is None else self.sides.values()
         if not (self.what and len(self.tokens) == len(self.scores) == sum(sides)):
             raise ValueError("expected a score for every token")

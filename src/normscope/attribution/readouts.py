@@ -49,12 +49,7 @@ class Readout(abc.ABC):
 
     @abc.abstractmethod
     def answers(self, output: Any, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch _"]:
-        """What the model answers for each text of a batch: logits, or embeddings. Autograd may record it.
-
-        Args:
-            output: What the model has returned.
-            inputs: What the model was given.
-        """
+        """What the model answers for each text of a batch: logits, or embeddings. Autograd may record it."""
 
     @abc.abstractmethod
     def scalars(

@@ -248,11 +248,7 @@ def job(config: DictConfig) -> dict[str, float]:
 
 
 def _other_command() -> Callable[[RunOptions, Path], None] | None:
-    """What the first word of the command line asks for instead of a run; None for a run.
-
-    Raises:
-        InputError: If the words after it are not what it takes.
-    """
+    """What the first word of the command line asks for instead of a run; None for a run."""
     if (text := command_line.text_of("explain", SCHEMA.knows)) is not None:
         return functools.partial(_explain, text)
     if (text := command_line.text_of("attention", _knows)) is not None:
@@ -329,11 +325,7 @@ def _process_began() -> float:
 
 
 def _import_pipeline(options: RunOptions) -> Callable[..., "Result | None"]:
-    """Check that the corpus can be opened, and import what takes seconds: torch, transformers, and the pipeline that uses them.
-
-    Raises:
-        InputError: If the corpus cannot be opened.
-    """
+    """Check that the corpus can be opened, and import what takes seconds: torch, transformers and the pipeline."""
     if _sweep.jobs == 1 and sys.stderr.isatty() and _is_first() and options.verbosity is not Verbosity.quiet:
         print("start …", file=sys.stderr, flush=True)  # what shows the phases is yet to be imported
     with quick_imports():

@@ -99,6 +99,7 @@ def _refuse_code(saved: DictConfig, config: DictConfig, run: str) -> None:
 
 
 def _keep_own(saved: DictConfig, config: DictConfig, folder: Path, key: str) -> None:
+<<<<<<< HEAD
     """Let the user's own settings decide where data go, and check that the run read no file that the user does not name.
 
     Raises:
@@ -106,6 +107,9 @@ def _keep_own(saved: DictConfig, config: DictConfig, folder: Path, key: str) -> 
     """
     from normscope.reporting.tracking import with_environment  # takes pandas along, for which help need not wait
 
+=======
+    """Let the user's own settings decide where data go; refuse a run that read files outside its folder, unless named again."""
+>>>>>>> slim
     tracking = OmegaConf.to_object(config.tracking)
     assert isinstance(tracking, TrackingOptions)
     settled = plain(with_environment(tracking, lambda _warning: None))
@@ -126,12 +130,8 @@ def _keep_own(saved: DictConfig, config: DictConfig, folder: Path, key: str) -> 
             f"{key}={folder}: that run read {files}, outside its folder; if it is to be read here, add {files}"
         )
     if wanted and saved.verbosity is not Verbosity.quiet:
-        log.warning(
-            "%s=%s: your own settings decide where data go; to do as that run did, add %s",
-            key,
-            folder,
-            " ".join(wanted),
-        )
+        asked = " ".join(wanted)
+        log.warning("%s=%s: your own settings decide where data go; to do as that run did, add %s", key, folder, asked)
 
 
 def _typed(name: str, value: Any) -> list[str]:

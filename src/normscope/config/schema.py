@@ -136,9 +136,8 @@ def _is_open(value: Any) -> bool:
 
 def _line(error: Mapping[str, Any], keys: Mapping[str, Key], values: Mapping[str, Any], prefix: str) -> str:
     """What pydantic found, in one line."""
-    if (
-        error["type"] in ("unexpected_keyword_argument", "invalid_key") or not error["loc"]
-    ):  # the latter are not even text
+    # Invalid keys, which may have no place, are not even text.
+    if error["type"] in ("unexpected_keyword_argument", "invalid_key") or not error["loc"]:
         name = ".".join(map(str, error["loc"])) or next(str(key) for key in values if key not in keys)
         return f"unknown key {prefix}{printable(name, 300)}{suggestion(name, keys, prefix)}"
     if error["type"] == "missing":

@@ -350,8 +350,8 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
         texts = [text for sequence in sequences for text in (sequence, sequence.second) if text is not None]
         batch = collate([dataclasses.replace(text, second=None) for text in texts], encoder)
         pairing = Pairing(
-            scores=tuple(sequence.score for sequence in sequences),
-            ranked=tuple(sequence.ranked for sequence in sequences),
+            scores=tuple(sequence.gold[0] for sequence in sequences),
+            ranked=tuple(sequence.gold[1:] for sequence in sequences),
             prompts=torch.tensor([text.prompt for text in texts]),
         )
         return dataclasses.replace(batch, pairing=pairing, rows=tuple(text.row for text in texts))

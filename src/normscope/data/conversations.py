@@ -183,8 +183,6 @@ class Tokens(NamedTuple):
     ids: list[int]
     messages: list[int | None]
     """The number of the message that each belongs to; None for those of the template."""
-    spans: list[Span]
-    """Where each lies in the text."""
     segments: list[int] | None
     """Segment ids, if they are wanted."""
 
@@ -194,7 +192,7 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, written: Conversation, *, segm
     encoding = encoded(tokenizer, written.text, special=False, segments=segments)
     spans = [(0, 0) if place is None else place[1:] for place in places_of(encoding.encodings[0], [written.text])]
     types = encoding["token_type_ids"] if segments else None
-    return Tokens(list(encoding["input_ids"]), owners_of(spans, written.messages), spans, types)
+    return Tokens(list(encoding["input_ids"]), owners_of(spans, written.messages), types)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -246,10 +246,8 @@ class ComparedPairs(Texts):
             )
             before, behind = (lengths[prompt] for prompt in self.prompts.of(pair))
             second = dataclasses.replace(second, last=False, row=pair.row, prompt=behind)
-            ranked = (pair.query, pair.document)
-            kept.append(
-                dataclasses.replace(first, second=second, score=pair.score, row=pair.row, ranked=ranked, prompt=before)
-            )
+            gold = (pair.score, pair.query, pair.document)
+            kept.append(dataclasses.replace(first, second=second, gold=gold, row=pair.row, prompt=before))
         return kept
 
 

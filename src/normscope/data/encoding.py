@@ -7,14 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from normscope.data.categories import CONVERSATION_PARTS, TokenCategories
-from normscope.data.encoders import (
-    NO_PROMPTS,
-    ComparedPairs,
-    ExampleEncoder,
-    Prompts,
-    Texts,
-    TranslatedTexts,
-)
+from normscope.data.encoders import NO_PROMPTS, ComparedPairs, ExampleEncoder, Prompts, Texts, TranslatedTexts
 from normscope.data.examples import AS_GIVEN, CorpusCounts, Example
 from normscope.data.options import DatasetOptions, Level, Segmentation, Segments
 from normscope.data.token_sequence import ReadsTokens, Segmenter, Sequences, TokenSequence

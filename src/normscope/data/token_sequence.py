@@ -74,10 +74,8 @@ class TokenSequence:
     """The annotated words; set together with `words`."""
     second: "TokenSequence | None" = None
     """The second text of a pair whose texts are sequences of their own."""
-    score: float | None = None
-    """The gold score of such a pair, if there is one."""
-    ranked: tuple[int, int] = (0, 0)
-    """The numbers of the query and the document of such a pair, from 1; zeros if it is not a query with a document."""
+    gold: tuple[float | None, int, int] = (None, 0, 0)
+    """Of such a pair: its gold score, None without one; the numbers of its query and document from 1, zeros without them."""
     prompt: int = 0
     """Number of tokens at the start that belong to a prompt."""
     unmasked: np.ndarray | None = None
@@ -95,7 +93,7 @@ class TokenSequence:
         """A number that depends on what was read alone: on its tokens, whichever were masked, segments, pair and score."""
         read = self if self.unmasked is None else dataclasses.replace(self, input_ids=self.unmasked)
         parts = [read.all_tokens, np.zeros(0) if read.token_type_ids is None else read.token_type_ids]
-        pair = None if self.second is None else (self.second.key, self.score, self.ranked)
+        pair = None if self.second is None else (self.second.key, self.gold[0], self.gold[1:])
         content = repr([*(fingerprint(part) for part in parts), pair])
         return int.from_bytes(hashlib.sha256(content.encode()).digest()[:16], "little")
 

@@ -64,9 +64,6 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, Any], fol
             is a text such as `0:5`.
         folder: The folder to write to, created if needed.
 
-    Returns:
-        The page.
-
     Raises:
         InputError: If the text is empty or too long, or does not have the requested parts.
     """

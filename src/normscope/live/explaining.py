@@ -37,9 +37,6 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
             `live.texts`).
         folder: Where the page goes; it is created.
 
-    Returns:
-        The page.
-
     Raises:
         InputError: If the text is empty or too long, or the model cannot be attributed.
     """

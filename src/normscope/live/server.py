@@ -164,12 +164,7 @@ def address(listening: socket.socket, host: str, token: str) -> str:
 
 
 def app(session: Session, access: Access) -> Starlette:
-    """The server as an ASGI application.
-
-    Args:
-        session: What is served.
-        access: Who may ask.
-    """
+    """The server as an ASGI application."""
     headers = _HEADERS | ({"Content-Security-Policy": POLICY} if access.framed else {})
 
     async def page(request: Request) -> Response:

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 from urllib.parse import urlencode
@@ -19,8 +19,7 @@ from normscope.models.load.loaded import LoadedModel
 from normscope.reporting.page.explorer import about_measures
 from normscope.reporting.page.live_page import live_page
 from normscope.results.codes import METHODS
-
-Progress = Callable[[Iterable[str], int, str], Iterable[str]]
+from normscope.streams import Progress, no_bar
 
 
 class Session:
@@ -66,50 +65,31 @@ class Session:
         saved = self.saved(state) | {"when": when}
         return live_page(self.about(), saved, str(state["text"]) if when and isinstance(state, Mapping) else "")
 
-    def saved(self, state: object, progress: Progress = lambda steps, _total, _title: steps) -> dict[str, Any]:
+    def saved(self, state: object, progress: Progress = no_bar) -> dict[str, Any]:
         """A state, and the answers that the page shows for it as JSON, by part and side.
-
-        Args:
-            progress: Wraps the parts in a progress bar, given their number and a title.
 
         Raises:
             InputError: If it is invalid.
         """
         sides = len(read_state(state, len(self.models)).sides)
         assert isinstance(state, Mapping)
-        answers: dict[str, str] = {}
-        parts = 2 + 2 * sides + (2 * sides if state.get("through") == "1" else 0)
-        for _ in progress(self._filled(answers, state, sides), parts, "parts of the page"):
-            pass
+        parts = [("prediction", 0)]
+        for side in range(sides):
+            parts += [("maps", side), *([("prediction", side)] if side else [])]
+            parts += [("chained", side), ("carried", side)] if state.get("through") == "1" else []
+        parts += [("heads", 0), ("pair", 0)]
+        found: dict[tuple[str, int], Any] = {}
+        for part, side in progress(parts, len(parts), "parts of the page"):
+            if part in ("chained", "carried") and found["maps", side]["maps"] is None:
+                continue
+            first = found.get(("prediction", 0), {}) if part == "prediction" else {}
+            aimed = {name: first[name] for name in ("target", "against") if "scores" in first and first[name]}
+            optional = part in ("heads", "pair") or (part == "prediction" and side > 0)
+            # As on the page, what a model has not is left out.
+            with contextlib.suppress(*([InputError] if optional else [])):
+                found[part, side] = self.answer({"part": part, "side": side, "state": {**state, **aimed}}).result()
+        answers = {f"{part} {side}": json.dumps(answer) for (part, side), answer in found.items()}
         return {"state": urlencode(state), "answers": answers}
-
-    def _filled(self, answers: dict[str, str], state: Mapping[str, Any], sides: int) -> Iterator[str]:
-        """Add the answers that a page shows, and name each."""
-
-        def add(part: str, side: int, **changes: str) -> Any:
-            found = self.answer({"part": part, "side": side, "state": {**state, **changes}}).result()
-            answers[f"{part} {side}"] = json.dumps(found)
-            return found
-
-        predicted = add("prediction", 0)
-        yield "prediction"
-        aimed = {name: predicted[name] for name in ("target", "against") if "scores" in predicted and predicted[name]}
-        for number in range(sides):
-            maps = add("maps", number)["maps"]
-            yield "maps"
-            if number:
-                with contextlib.suppress(InputError):  # as on the page, what a model has not is left out
-                    add("prediction", number, **aimed)
-                yield "prediction"
-            if state.get("through") == "1" and maps is not None:
-                add("chained", number)
-                yield "chained"
-                add("carried", number)
-                yield "carried"
-        for part in ("heads", "pair"):
-            with contextlib.suppress(InputError):
-                add(part, 0)
-            yield part
 
     def answer(self, body: object) -> "Future[Any]":
         """The answer to a request, once it is computed.

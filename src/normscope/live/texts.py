@@ -159,12 +159,10 @@ def count_of(model: LoadedModel, given: Any) -> int:
 
 
 def _fits(model: LoadedModel, given: Any, longest: int) -> bool:
-    if isinstance(given, tuple):
-        if model.layout.reads_target:
-            return all(_fits(model, text, longest) for text in given)
-        beginning: Any = tuple(text[: (longest + 1) * _CHARACTERS] for text in given)
-    else:
-        beginning = given[: (longest + 1) * _CHARACTERS]
+    if isinstance(given, tuple) and model.layout.reads_target:
+        return all(_fits(model, text, longest) for text in given)
+    most = (longest + 1) * _CHARACTERS
+    beginning = tuple(text[:most] for text in given) if isinstance(given, tuple) else given[:most]
     # The beginning alone tells of most texts that are much too long.
     return all(number_of_tokens(model, text) <= longest for text in (beginning, given))
 

@@ -22,17 +22,7 @@ from normscope.reporting.figures.style import points, styled
 from normscope.reporting.figures.word_maps import word_maps
 from normscope.reporting.options import PAGE, SCREEN, Appearance
 from normscope.reporting.palette import ON_PAGE
-from normscope.results.figures import (
-    ColouredText,
-    Dots,
-    Drawing,
-    Figure,
-    Heatmaps,
-    Lines,
-    Profiles,
-    Scatter,
-    WordMaps,
-)
+from normscope.results.figures import ColouredText, Dots, Drawing, Figure, Heatmaps, Lines, Profiles, Scatter, WordMaps
 from normscope.untrusted.writing import write_named
 
 _DATE = "SOURCE_DATE_EPOCH"

@@ -3,9 +3,8 @@
 import contextlib
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from normscope.errors import message, one_line
 from normscope.reporting.drawing import drawn, figure_files
@@ -15,6 +14,7 @@ from normscope.reporting.run_folder import REPORT, RunFolder
 from normscope.reporting.terminal import say_detail, show
 from normscope.reporting.weights_and_biases import Tracker
 from normscope.results.result import Result
+from normscope.streams import Progress, no_bar
 from normscope.untrusted.writing import write_file
 
 
@@ -25,7 +25,7 @@ def publish(
     look: Appearance,
     *,
     report: bool,
-    progress: Callable[[Iterable[Any], int, str], Iterable[Any]] = lambda steps, _total, _title: steps,
+    progress: Progress = no_bar,
 ) -> None:
     """Make every view of the results. A view that fails is a line on stderr: the results are on disk, and it can be remade.
 
@@ -35,7 +35,7 @@ def publish(
         tracker: Receives figures and numbers.
         look: How figures are drawn.
         report: Whether to write the report.
-        progress: Wraps an iterable in a progress bar, given its length and a title.
+        progress: Shows how far it is.
     """
     again = f"run `normscope page {folder.path}` to retry"
     with _contained("the figures were not drawn", again):

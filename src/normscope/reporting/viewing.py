@@ -83,11 +83,7 @@ _MOST_RESULTS = 10_000
 
 
 def _checked(results: object) -> list[Result]:
-    """The results of one run or of several.
-
-    Raises:
-        InputError: If they are anything else.
-    """
+    """The results of one run or of several."""
     expected = "results: expected what normscope.run or normscope.read returned, or a list of these"
     if isinstance(results, Result):
         return [results]
@@ -125,12 +121,6 @@ def _comparison(results: Sequence[Result]) -> RunComparison:
 
 def draw_again(folder: Path) -> Path:
     """Remake the figures and the report of a completed run.
-
-    Args:
-        folder: The folder of the run.
-
-    Returns:
-        The report.
 
     Raises:
         InputError: If the folder does not hold a completed run, is damaged, or cannot be written to.
@@ -180,35 +170,25 @@ def _look(result: Result) -> Appearance:
     return appearance(options)
 
 
-def compare_folders(
-    folders: Sequence[Path],
-    output: Path,
-    baseline: Path | None = None,
-    thresholds: Mapping[str, float] = MappingProxyType({}),
-) -> Path:
+def compare_folders(folders: Sequence[Path], output: Path) -> Path:
     """Compare the runs in the given folders: print the verdict, and write the page and the tables.
 
     Args:
         folders: Runs, or folders that contain them.
         output: The folder for the comparison.
-        baseline: See `compared`.
-        thresholds: See `compared`.
-
-    Returns:
-        The page.
 
     Raises:
         InputError: If there is nothing to compare, a run is damaged, or the folder cannot be written to.
     """
-    return _compared(*runs.read(folders), output, baseline, thresholds)[0]
+    return _compared(*runs.read(folders), output)[0]
 
 
 def _compared(
     found: Mapping[Path, Result],
     failures: Sequence[str],
     output: Path,
-    baseline: Path | None,
-    thresholds: Mapping[str, float],
+    baseline: Path | None = None,
+    thresholds: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Path, RunComparison]:
     with _drawn(output):
         comparison = compared(found, failures, baseline, thresholds)

@@ -14,6 +14,15 @@ METHODS = {
 SPECIAL_TOKENS = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 """The papers' names of categories of special tokens."""
 
+STEPS = {
+    "ff": "FF: the network",
+    "res": "RES: its residual connection",
+    "ln": "LN: its normalisation",
+    "ff+res": "FF and RES",
+    "ff+res+ln": "FF, RES and LN",
+}
+"""Titles of the steps after the attention block."""
+
 _SYMBOLS = {
     "alpha": "α",
     "f": "‖f(x)‖",
@@ -21,15 +30,10 @@ _SYMBOLS = {
     "cv": "coefficient of variation",
     "max_cv": "largest coefficient of variation",
     "min_cv": "smallest coefficient of variation",
-    "ff": "FF: the network",
-    "res": "RES: its residual connection",
-    "ln": "LN: its normalisation",
-    "ff+res": "FF and RES",
-    "ff+res+ln": "FF, RES and LN",
 }
 
 _QUOTED = re.compile(r"`([^`]*)`")
-_CODES = METHODS | SPECIAL_TOKENS | _SYMBOLS
+_CODES = METHODS | SPECIAL_TOKENS | _SYMBOLS | STEPS
 
 
 def category_name(category: str) -> str:

@@ -132,11 +132,8 @@ def _column(values: list[Any]) -> Any:
     """A column with NaN for what is missing."""
     if all(value is None or isinstance(value, float) for value in values):
         return np.array([np.nan if value is None else value for value in values], dtype=float)
-    return pd.array(values, dtype="Int64") if None in values and not any(map(_is_text, values)) else values
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+    has_text = any(isinstance(value, str) for value in values)
+    return pd.array(values, dtype="Int64") if None in values and not has_text else values
 
 
 def _plain(value: Any) -> Any:

@@ -122,9 +122,6 @@ class Checkpoint:
     def save_part(self, name: str, part: Result, depth: int) -> None:
         """Save what an analysis has found, after its interventions. Only the main process does.
 
-        Args:
-            depth: Number of layers of the model.
-
         Raises:
             InputError: If the run folder is not writable.
         """

@@ -13,10 +13,8 @@ from importlib import metadata
 from normscope.config.schema import plain
 from normscope.config.training_step import training_step
 from normscope.data.corpora import left_out
-from normscope.data.examples import CorpusCounts
 from normscope.distribution import CHECKOUT, RUN_SCHEMA, VERSION
 from normscope.errors import cut
-from normscope.models.sites.layout import ModelLayout
 from normscope.models.stored.stored_weights import number_format
 from normscope.reporting.options import NAME_LENGTH, TAG_LENGTH
 from normscope.reporting.tracking import RunDescription, dataset_label, layers_label, model_label
@@ -44,13 +42,13 @@ def facts_of(run: Run) -> dict[str, object]:
         "training_step": training_step(vars(options.model), model.folder),
         "device": str(model.device),
         "dtype": number_format(model.model),
-        **_of_layers(model.layout),
+        **({"layers_without_attention": without} if (without := model.layout.without_attention) else {}),
         "seed": options.seed,
         "examples": counts.read,
         **counts.facts(),
         "left_out": left_out(options.dataset),
         "tokens_by_category": dict(counts.categories),
-        "compared": _of_compared(counts.compared),
+        "compared": None if counts.compared is None else counts.compared.facts(),
         "seconds": round(time.monotonic() - run.started, 3),
         "phases": run.phases.seconds(),
         "steps": run.phases.step_seconds(),
@@ -79,16 +77,6 @@ def _of_weights(run: Run) -> dict[str, object]:
 
 
 _NAMES_IN_CONFIGS = ("_name_or_path", "transformers_version", "architectures")
-
-
-def _of_layers(layout: ModelLayout) -> dict[str, object]:
-    """The layers of a hybrid that have no block, which the analyses of blocks leave out."""
-    return {"layers_without_attention": layout.without_attention} if layout.without_attention else {}
-
-
-def _of_compared(counts: CorpusCounts | None) -> dict[str, object] | None:
-    """The same of pairs whose texts are compared, if other analyses read them otherwise."""
-    return None if counts is None else counts.facts()
 
 
 @functools.cache
@@ -122,12 +110,7 @@ def git_commit() -> str | None:
 
 
 def describe(options: RunOptions, command: str, family: str) -> RunDescription:
-    """The description of a run.
-
-    Args:
-        command: What the user typed.
-        family: The model's family.
-    """
+    """The description of a run."""
     analyses, tracking = enabled_analyses(options.analysis), options.tracking
     dataset = dataset_label(options.dataset)
     layers = [] if options.layers == "all" else [layers_label(options.layers)]

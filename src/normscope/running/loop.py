@@ -204,9 +204,8 @@ def accumulate(run: Run, tracker: Tracker | None = None) -> None:
                     checkpoint.save_if_due(plan.analyses, position, at_once=request.error is not None)
                 if request.error is not None:
                     raise request.error
-        if (
-            checkpoint is not None and position != run.position
-        ):  # what follows may take long, here or in other processes
+        # What follows may take long, here or in other processes.
+        if checkpoint is not None and position != run.position:
             checkpoint.save(plan.analyses, position)
         run.speed = speed
         for runner in by_view.values():

@@ -19,13 +19,7 @@ from normscope.data.options import DatasetOptions, Level, check_dataset
 from normscope.errors import InputError
 from normscope.maths.choices import AttentionRule
 from normscope.models.options import DeviceOptions, ModelOptions, ModelStack, check_device, check_model
-from normscope.reporting.options import (
-    FigureOptions,
-    RecipeOptions,
-    ReportOptions,
-    TrackingOptions,
-    Verbosity,
-)
+from normscope.reporting.options import FigureOptions, RecipeOptions, ReportOptions, TrackingOptions, Verbosity
 
 
 @dataclass

@@ -3,9 +3,8 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -40,9 +39,7 @@ from normscope.running.plan import Plan, in_memory
 from normscope.running.progress import Phase, Phases, coming
 from normscope.running.ranks import ProcessGroup, process_group
 from normscope.running.token_maps import token_maps
-
-Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
-"""Wraps an iterable in a progress bar, given its length and a title."""
+from normscope.streams import Progress, no_bar
 
 
 def run(
@@ -262,7 +259,7 @@ def _lost(run: Run) -> list[str]:
     return said
 
 
-def _runner(run: Run, progress: Progress = lambda steps, _total, _title: steps) -> InterventionRunner:
+def _runner(run: Run, progress: Progress = no_bar) -> InterventionRunner:
     """What runs the model again for the analyses of a run."""
     batch_tokens = run.plan.options.device.batch_tokens
     return InterventionRunner(run.plan.model, run.plan.encoder, run.plan.layers, batch_tokens, progress)

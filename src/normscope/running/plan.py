@@ -34,13 +34,7 @@ from normscope.models.prove.verification import Verification
 from normscope.models.sites.layout import ModelLayout
 from normscope.reporting.options import Appearance, ReportOptions, appearance
 from normscope.reporting.terminal import say
-from normscope.running.options import (
-    AnalysisOptions,
-    RunOptions,
-    all_options,
-    chosen_categories,
-    enabled_analyses,
-)
+from normscope.running.options import AnalysisOptions, RunOptions, all_options, chosen_categories, enabled_analyses
 from normscope.running.progress import Phase, Phases
 from normscope.running.ranks import ProcessGroup
 from normscope.running.token_maps import ExplorerText, maps_per_layer, select_examples
@@ -257,11 +251,7 @@ def chosen_layers(layers: Any, layout: ModelLayout) -> list[int]:
 def _needs(
     options: AnalysisOptions, model: ModelOptions, level: Level, inputs: Inputs
 ) -> dict[type[Analysis], Requirements]:
-    """What the enabled analyses need of the model.
-
-    Raises:
-        InputError: If the model does not have it.
-    """
+    """What the enabled analyses need of the model."""
     known = known_analyses()
     kinds = [known[name].load() for name in enabled_analyses(options)]
     layout = inputs.layout

@@ -4,8 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -32,6 +31,7 @@ from normscope.models.sites.layout import ModelLayout
 from normscope.reporting.options import FEWEST_TOKENS, ReportOptions
 from normscope.results.maps import DependencyTree, TokenMap
 from normscope.rounding import counted
+from normscope.streams import Progress, no_bar
 
 SHARE = "share"
 """The measure of signed shares."""
@@ -136,7 +136,7 @@ def token_maps(
     feed_forward: bool = False,
     added_maps: int = 0,
     add: Callable[[Batch], Mapping[str, np.ndarray]] = lambda _batch: {},
-    progress: Callable[[Iterable[Any], int, str], Iterable[Any]] = lambda steps, _total, _title: steps,
+    progress: Progress = no_bar,
 ) -> tuple[list[TokenMap], list[str]]:
     """Every pair of tokens of the texts, layer by layer, within the size limit of the report.
 
@@ -148,7 +148,7 @@ def token_maps(
         feed_forward: Whether to add maps through the feed-forward networks to those of the attention blocks.
         added_maps: Number of maps per layer that `add` returns, at most.
         add: Returns more maps of a text, by measure: layer, query, key.
-        progress: Wraps an iterable in a progress bar, given its length and a title.
+        progress: Shows how far it is.
 
     Returns:
         The maps, and notes about what is missing. A text whose single heads exceed the limit is shown without them; one that
@@ -318,7 +318,9 @@ def without_values(model: LoadedModel, batch: Batch) -> TokenMap:
         words = words if batch.units is not None else (numbers, numbers)
     query_words, key_words = words if None not in words else (None, None)
     return TokenMap(
-        title=" → ".join(_text(model, side.input_ids[0].tolist()) for side in sides),
+        title=" → ".join(
+            str(model.tokenizer.decode(side.input_ids[0].tolist(), skip_special_tokens=True)) for side in sides
+        ),
         queries=queries,
         keys=keys,
         is_cross_attention=batch.is_cross_attention,
@@ -347,7 +349,3 @@ def _annotated(batch: Batch) -> tuple[tuple[int, ...], DependencyTree] | None:
     ]
     joined = tuple((d, h, r) for d, h, r in arcs if d is not None and h is not None and d != h)
     return tuple(numbers), DependencyTree(tuple(of_word.values()), joined)
-
-
-def _text(model: LoadedModel, tokens: list[int]) -> str:
-    return str(model.tokenizer.decode(tokens, skip_special_tokens=True))

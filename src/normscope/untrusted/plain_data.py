@@ -79,25 +79,21 @@ _LONGEST = 1_000_000
 _HALF_A_SIGN = re.compile("[\ud800-\udfff]")
 
 
-def json_mapping(path: Path, most: int, *, finite: bool = True, whole: float = LARGEST_WHOLE) -> dict[str, Any]:
-    """The object in a JSON file of at most `most` bytes: plain data.
-
-    Args:
-        finite: Whether every number must be finite.
-        whole: What whole numbers are smaller than.
+def json_mapping(path: Path, most: int) -> dict[str, Any]:
+    """The object in a JSON file of at most `most` bytes: plain data, with finite numbers.
 
     Raises:
         InputError: If it cannot be read, or holds something else.
     """
     content = text(path, most)
     try:
-        return parsed_json(content, finite=finite, whole=whole)
+        return parsed_json(content, finite=True)
     except ValueError as error:
         raise InputError(f"{path}: {one_line(error)}") from error
 
 
 def json_value(path: Path, most: int) -> Any:
-    """Whatever a JSON file of at most `most` bytes holds: plain data.
+    """Whatever a JSON file of others holds in at most `most` bytes: plain data, whose numbers may stand for infinity.
 
     Raises:
         InputError: If it cannot be read, or holds something else.
@@ -111,18 +107,17 @@ def json_value(path: Path, most: int) -> Any:
     return value
 
 
-def parsed_json(content: str, *, finite: bool, whole: float = LARGEST_WHOLE) -> dict[str, Any]:
+def parsed_json(content: str, *, finite: bool) -> dict[str, Any]:
     """The object in a text of JSON: plain data.
 
     Args:
         content: The text.
         finite: Whether every number must be finite. JSON has no others, but Python writes them.
-        whole: What whole numbers are smaller than.
 
     Raises:
         ValueError: If it is something else.
     """
-    return _mapping(_loaded(content), finite=finite, whole=whole)
+    return _mapping(_loaded(content), finite=finite)
 
 
 def _loaded(content: str) -> Any:
@@ -151,19 +146,19 @@ def yaml_mapping(path: Path, most: int) -> dict[str, Any]:
                 raise ValueError("expected plain data, got an alias or a tag")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             _check_depth(depth)
-        return _mapping(yaml.load(content, Loader=loader), finite=False, whole=LARGEST_WHOLE)
+        return _mapping(yaml.load(content, Loader=loader), finite=False)
     except (ValueError, OverflowError, RecursionError, yaml.YAMLError) as error:
         raise InputError(f"{path}: {one_line(error)}") from error
 
 
-def _mapping(value: object, *, finite: bool, whole: float) -> dict[str, Any]:
+def _mapping(value: object, *, finite: bool) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"expected a mapping, got {shown(value)}")
-    _check_plain(value, (), finite=finite, whole=whole)
+    _check_plain(value, (), finite=finite)
     return value
 
 
-def _check_plain(value: object, place: tuple[object, ...], *, finite: bool, whole: float) -> None:
+def _check_plain(value: object, place: tuple[object, ...], *, finite: bool, whole: float = LARGEST_WHOLE) -> None:
     """Check that a value is made of mappings, lists, texts and numbers, none of them out of bounds."""
     _check_depth(len(place))
     if isinstance(value, dict):

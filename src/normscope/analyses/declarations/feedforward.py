@@ -17,6 +17,7 @@ from normscope.results.axes import (
     share_curves,
     share_metrics,
 )
+from normscope.results.codes import STEPS
 from normscope.results.declare import Axis, Column, Published, Rollup, Table
 
 
@@ -56,17 +57,7 @@ _METHOD = Axis(
     titles=METHODS,
     nested=True,
 )
-STEP = Axis(
-    "step",
-    "The steps between the two maps: `ff`, `res`, `ln`, `ff+res` or `ff+res+ln`.",
-    titles={
-        "ff": "FF: the network",
-        "res": "RES: its residual connection",
-        "ln": "LN: its normalisation",
-        "ff+res": "FF and RES",
-        "ff+res+ln": "FF, RES and LN",
-    },
-)
+STEP = Axis("step", "The steps between the two maps: `ff`, `res`, `ln`, `ff+res` or `ff+res+ln`.", titles=STEPS)
 """The steps between the maps, by the paper's names."""
 
 _CHANGE = "1 − Spearman's ρ of the maps before and after the step, with all pairs ranked together."

@@ -18,11 +18,7 @@ class ObservedStack(NamedTuple):
 
 
 def stacks_of(model: PreTrainedModel) -> Mapping[Stack, ObservedStack]:
-    """The stacks of an encoder–decoder.
-
-    Args:
-        model: Its base model.
-    """
+    """The stacks of an encoder–decoder."""
     return {
         stack: ObservedStack(model.get_encoder() if stack == "encoder" else model, layout_of(model.config, stack))
         for stack in get_args(Stack)

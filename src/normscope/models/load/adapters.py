@@ -48,10 +48,6 @@ _TASKS: Mapping[str, Any] = {
 def base_model(folder: Path, name: str) -> tuple[str, str | None]:
     """Name or folder of the model that an adapter was trained on, and its revision if the adapter says one.
 
-    Args:
-        folder: The adapter's folder.
-        name: The adapter's name, for messages.
-
     Raises:
         InputError: If the adapter does not name it.
     """
@@ -187,11 +183,7 @@ class Adapter:
         return merged
 
     def _around(self, model: PreTrainedModel) -> Any:
-        """The PeftModel around a model.
-
-        Raises:
-            InputError: If a tensor of the adapter has no place, or one is missing.
-        """
+        """The PeftModel around a model."""
         from peft import get_peft_model
 
         self.settings.inference_mode = True

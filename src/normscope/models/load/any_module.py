@@ -268,11 +268,7 @@ class AnyModule(PreTrainedModel):
         return dataclasses.replace(layout, stream=dataclasses.replace(stream, output_projection=None))
 
     def _check_rest(self, layout: ModelLayout) -> None:
-        """Check that attention alone mixes tokens: changing one token's attention output changes only that token.
-
-        Raises:
-            NotInferredError: If it does not.
-        """
+        """Check that attention alone mixes tokens: changing one token's attention output changes only that token."""
         ids = torch.arange(_PROBE[1], device=self.device)[None] % self.config.vocab_size
         for modules in bind_blocks(self, layout):
             entry = modules.entry

@@ -25,6 +25,7 @@ from normscope.models.observe.skipped_layers import LayerOutput
 from normscope.models.observe.text_check import Check
 from normscope.models.sites.layout import embeddings_of
 from normscope.models.stored.stored_weights import is_offloaded
+from normscope.streams import Progress, no_bar
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class InterventionRunner:
         encoder: Makes batches and masks tokens.
         layers: Layers whose blocks are observed.
         batch_tokens: Largest number of tokens in a batch, padding included.
-        progress: Wraps an iterable in a progress bar, given its length and a title.
+        progress: Shows how far it is.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class InterventionRunner:
         encoder: Encoder,
         layers: Sequence[int],
         batch_tokens: int,
-        progress: Callable[[Iterable[Any], int, str], Iterable[Any]] = lambda steps, _total, _title: steps,
+        progress: Progress = no_bar,
     ) -> None:
         self._model, self._encoder, self._layers, self._progress = model, encoder, layers, progress
         self._batch_tokens = min(batch_tokens, _HEAD_TOKENS)

@@ -51,14 +51,11 @@ class TokenTypes:
 
 
 def tables_of_token_types(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor] | None:
-    """The embeddings in which a model looks up `token_type_ids`; None if it takes no such ids for a text.
+    """The weights of the embeddings in which a model looks up `token_type_ids`; None if it takes no such ids for a text.
 
     Args:
         model: A model whose `forward` has an argument of this name.
         inputs: Its other inputs.
-
-    Returns:
-        Their weights.
     """
     given = torch.zeros_like(inputs["input_ids"])
     try:

@@ -71,12 +71,7 @@ class Predictor:
         return None
 
     def logits(self, output: Any, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch choice"]:
-        """The logits of all answers, for each text.
-
-        Args:
-            output: What the model has returned.
-            inputs: What it was given.
-        """
+        """The logits of all answers, for each text."""
         logits: Tensor = output.logits
         places = self.places(inputs)
         if places is None:

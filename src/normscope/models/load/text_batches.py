@@ -304,11 +304,7 @@ def _as_written(model: LoadedModel, text: Any) -> Example:
 
 
 def _written(model: LoadedModel, example: Example) -> "Conversation":
-    """A conversation in its template.
-
-    Raises:
-        InputError: If the template rejects it, as `batch_from_texts` does.
-    """
+    """A conversation in its template."""
     from normscope.data.conversations import awaits_answer, conversation, template_of
 
     messages = example.messages or ()

@@ -7,6 +7,7 @@ training changes in place are those observed. Only layers with an adapter have w
 import collections
 import copy
 import dataclasses
+import functools
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -115,11 +116,7 @@ def wrap_model(
 def _encoder_of_library(
     encoder: Any, kind: str, tokenizer: PreTrainedTokenizerBase | None, stack: Stack | None
 ) -> LoadedModel:
-    """The model in an encoder of sentence-transformers, with its tokenizer and, if it embeds texts, what it makes of vectors.
-
-    Args:
-        kind: See `kind_of_encoder`.
-    """
+    """The model in an encoder of sentence-transformers, with its tokenizer and, if it embeds texts, what makes embeddings."""
     first = next(iter(encoder.children()), None)
     inner = getattr(first, "auto_model", None)
     if not isinstance(inner, PreTrainedModel):
@@ -139,11 +136,7 @@ def _encoder_of_library(
 
 
 def _check_tokens(encoder: Any, loaded: LoadedModel) -> None:
-    """Check that a pair becomes the tokens that a cross-encoder reads.
-
-    Raises:
-        InputError: If it does not: something else than its settings says how texts are made.
-    """
+    """Check that a pair becomes the tokens that a cross-encoder reads, so that nothing but its settings says how."""
     expected = encoder.preprocess([_PROBE], prompt=loaded.rule.prompt or None)["input_ids"]
     if expected.tolist() != batch_from_texts(loaded, _PROBE).input_ids.tolist():
         raise InputError(
@@ -173,13 +166,6 @@ def _loaded(
     copied: "_Copy", model: PreTrainedModel, layout: ModelLayout, name: str, tokenizer: PreTrainedTokenizerBase
 ) -> LoadedModel:
     """The base model in a copy, without heads."""
-    longest = tokenizer.model_max_length
-
-    def require_current() -> None:
-        copied.require_current()
-        if tokenizer.model_max_length != longest:
-            raise InputError(_CHANGED.format(name))
-
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -187,7 +173,7 @@ def _loaded(
         name=name,
         revision=None,
         max_length=longest_input(model, layout, tokenizer),
-        require_current=require_current,
+        require_current=functools.partial(copied.require_current, tokenizer, tokenizer.model_max_length),
     )
 
 
@@ -254,11 +240,7 @@ def _checked_tokenizer(
 
 
 def _observed_part(whole: PreTrainedModel, stack: Stack | None) -> tuple[PreTrainedModel, Stack | None]:
-    """The base model, or its encoder if that is the stack, and the stack.
-
-    Raises:
-        InputError: If the model lacks the stack.
-    """
+    """The base model, or its encoder if that is the stack, and the stack."""
     base = base_of(whole)
     stack = observed_stack(whole.config, stack)
     if stack is None:
@@ -317,14 +299,15 @@ class _Copy:
         replace_pointwise(self.model)
         self._state = _state(original, self._own)
 
-    def require_current(self) -> None:
-        """Check that the copy still has the weights of its original.
+    def require_current(self, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
+        """Check that the copy still has the weights of its original, and a tokenizer its maximal length.
 
         Raises:
             InputError: If the original was moved, cast or given other weights, or its adapters have changed.
         """
         original = self._original()
-        if original is not None and _state(original, self._own) != self._state:
+        changed = original is not None and _state(original, self._own) != self._state
+        if changed or tokenizer.model_max_length != longest:
             raise InputError(_CHANGED.format(self._name))
 
 

@@ -322,11 +322,7 @@ class Observer:
 
 
 def _require_networks(layout: ModelLayout, layers: Collection[int]) -> None:
-    """Check that layers have feed-forward networks.
-
-    Raises:
-        InputError: If one has none.
-    """
+    """Check that layers have feed-forward networks."""
     for site in layout.sites:
         if site.layer in layers and not site.has_network:
             raise InputError(

@@ -125,22 +125,13 @@ class ProbeOutput(NamedTuple):
 
 
 def output_probes(model: PreTrainedModel) -> list[dict[str, Tensor]]:
-    """The probe batches on which a model is compared before and after a change.
-
-    Args:
-        model: A model in evaluation mode.
-    """
+    """The probe batches on which a model is compared before and after a change."""
     reads_target = model.config.is_encoder_decoder
     return [random_batch(model, lengths, lengths[::-1] if reads_target else None) for lengths in _lengths(model)]
 
 
 def outputs_on_probes(model: PreTrainedModel, probes: Sequence[Mapping[str, Tensor]]) -> list[ProbeOutput]:
-    """What a model and its head return for probe batches.
-
-    Args:
-        model: A model in evaluation mode.
-        probes: See `output_probes`.
-    """
+    """What a model and its head return for probe batches."""
     outputs = []
     for inputs in probes:
         token_mask = inputs.get("decoder_attention_mask", inputs["attention_mask"]).bool()
@@ -369,11 +360,7 @@ def _untouched_inputs(expected: UntouchedPass) -> dict[int, Replacement]:
 
 @contextlib.contextmanager
 def _explained(dtype: torch.dtype, name: str) -> Iterator[None]:
-    """Add to what a model's own code raises in half precision that the precision may have brought it about.
-
-    Raises:
-        InputError: In place of another one.
-    """
+    """Add to what a model's own code raises in half precision that the precision may have brought it about."""
     try:
         yield
     except InputError as error:

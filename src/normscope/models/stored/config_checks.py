@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from normscope.errors import InputError, printable
-from normscope.untrusted.plain_data import LARGEST, MIB, json_mapping, shown
+from normscope.untrusted.plain_data import MIB, json_value, shown
 
 # Families that share their code: checkpoints of one are published under the name of another.
 _SAME_FAMILY = frozenset({"roberta", "xlm-roberta", "camembert"})
@@ -64,15 +64,14 @@ def check_config_file(folder: Path, name: str) -> None:
 
     Configs make a name for every label, and many an entry for every layer.
 
-    Args:
-        folder: The model's folder.
-        name: The model's name, for messages.
-
     Raises:
         InputError: If it cannot be read, or has too many labels or layers.
     """
+    path = folder / "config.json"
     try:
-        config = json_mapping(folder / "config.json", MIB * 64, finite=False, whole=LARGEST)
+        config = json_value(path, MIB * 64)
+        if not isinstance(config, dict):
+            raise InputError(f"{path}: expected a mapping, got {shown(config)}")
     except InputError as error:
         raise InputError(f"model.name={name}: its config.json cannot be used: {error}") from error
     for place in (config, *(value for value in config.values() if isinstance(value, dict))):
@@ -97,10 +96,6 @@ def check_family(config: PretrainedConfig, name: str) -> None:
     """Check that the config's model_type and architectures name the same family.
 
     Tensors of another family with the same names and shapes would load without a warning.
-
-    Args:
-        config: The config of a checkpoint.
-        name: The model's name, for messages.
 
     Raises:
         InputError: If they differ.

@@ -99,17 +99,11 @@ def embedder_of(folder: Path | None, name: str) -> Embedder:
             f"pooling: {name} has no modules.json that says how it pools; expected one of {', '.join(Pooling)}"
         )
     modules = [_module_of_files(kind, place, name) for kind, place in _places(folder, name)]
-    settings = folder / _SETTINGS
-    found = _read(settings, name) if settings.is_file() else {}
-    return _embedder(modules, found if isinstance(found, Mapping) else {}, name)
+    return _embedder(modules, _settings_of(folder, name), name)
 
 
 def transformer_folder(folder: Path, name: str) -> Path:
     """The folder of a model's config, weights and tokenizer: for a sentence encoder, that of its first module.
-
-    Args:
-        folder: The folder of any model.
-        name: The model's name, for messages.
 
     Raises:
         InputError: If it is a sentence encoder whose first module is no Transformer.
@@ -154,10 +148,6 @@ def _places(folder: Path, name: str) -> list[tuple[str, Path]]:
 def embedder_in_memory(encoder: nn.Module, name: str) -> Embedder:
     """How a SentenceTransformer in memory makes embeddings.
 
-    Args:
-        encoder: The SentenceTransformer.
-        name: Its name, for messages.
-
     Raises:
         InputError: If it has a module whose output cannot be split into parts.
     """
@@ -173,6 +163,12 @@ def embedder_in_memory(encoder: nn.Module, name: str) -> Embedder:
     return _embedder(modules, _settings_in_memory(encoder), name)
 
 
+def _settings_of(folder: Path, name: str) -> Mapping[str, Any]:
+    path = folder / _SETTINGS
+    settings = _read(path, name) if path.is_file() else {}
+    return settings if isinstance(settings, Mapping) else {}
+
+
 def _settings_in_memory(encoder: nn.Module) -> Mapping[str, Any]:
     """What an encoder in memory would save beside its modules."""
     named = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")
@@ -181,12 +177,8 @@ def _settings_in_memory(encoder: nn.Module) -> Mapping[str, Any]:
 
 def rule_in_memory(encoder: nn.Module, name: str) -> tuple[TextRule, str]:
     """How an encoder in memory writes texts, see `rule_of`; and all settings of its modules and tokenizer, as one text."""
-    modules, settings, tokenizer = (
-        [*encoder.children()],
-        _settings_in_memory(encoder),
-        getattr(encoder, "tokenizer", None),
-    )
-    knobs = _knobs(modules[0])
+    modules, settings = [*encoder.children()], _settings_in_memory(encoder)
+    knobs, tokenizer = _knobs(modules[0]), getattr(encoder, "tokenizer", None)
     of_tokenizer = [getattr(tokenizer, key, None) for key in ("model_max_length", "truncation_side", "chat_template")]
     return _rule(settings, knobs, name), repr((settings, knobs, [*map(_config_in_memory, modules)], of_tokenizer))
 
@@ -201,11 +193,10 @@ def rule_of(folder: Path | None, name: str) -> TextRule:
     Raises:
         InputError: If the files name something that is not known here.
     """
-    path = None if folder is None else folder / _SETTINGS
-    settings = _read(path, name) if path is not None and path.is_file() else {}
-    if folder is None or not isinstance(settings, Mapping):
+    if folder is None:
         return AS_GIVEN
-    return _rule(settings, _transformer_settings(transformer_folder(folder, name), name)[1], name)
+    transformer = _transformer_settings(transformer_folder(folder, name), name)[1]
+    return _rule(_settings_of(folder, name), transformer, name)
 
 
 def _rule(settings: Mapping[str, Any], transformer: Mapping[str, Any], name: str) -> TextRule:
@@ -262,12 +253,7 @@ def longest_text(folder: Path, name: str) -> int | None:
 
 
 def lowercases(folder: Path, name: str) -> bool:
-    """Whether a sentence encoder writes texts in lower case before its tokenizer reads them, according to its files.
-
-    Args:
-        folder: The folder of its tokenizer.
-        name: Its name, for messages.
-    """
+    """Whether a sentence encoder writes texts in lower case before its tokenizer reads them, according to its files."""
     return bool(_transformer_settings(folder, name)[1].get("do_lower_case"))
 
 
@@ -275,10 +261,6 @@ def tokenizer_arguments(folder: Path, name: str) -> dict[str, Any]:
     """The arguments with which sentence-transformers loads the tokenizer of a sentence encoder, according to its files.
 
     Arguments that say where files are, or how batches are padded, are left out.
-
-    Args:
-        folder: The folder of the tokenizer.
-        name: The model's name, for messages.
 
     Raises:
         InputError: If an argument is not known, also one for the model or its config.
@@ -299,12 +281,7 @@ def tokenizer_arguments(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _transformer_settings(folder: Path, name: str) -> tuple[Path, Mapping[str, Any]]:
-    """The settings of a Transformer module, and the file that they are in; none if it has no such file.
-
-    Args:
-        folder: The module's folder.
-        name: The model's name, for messages.
-    """
+    """The settings of a Transformer module, and the file that they are in; none if it has no such file."""
     for path in (folder / file for file in TRANSFORMER_SETTINGS):
         settings = _read(path, name) if path.is_file() else {}
         if isinstance(settings, Mapping) and settings:
@@ -345,11 +322,7 @@ def _embedder(modules: Sequence[_Module], settings: Mapping[str, Any], name: str
 
 
 def _check_reads_text(transformer: Mapping[str, Any], name: str) -> None:
-    """Check that a Transformer module reads a text as it is, and returns its last hidden vectors.
-
-    Raises:
-        InputError: If it does not.
-    """
+    """Check that a Transformer module reads a text as it is, and returns its last hidden vectors."""
     modalities = transformer.get("modality_config") or {}
     text = modalities.get("text", _PLAIN) if isinstance(modalities, Mapping) else modalities
     of_text = (transformer.get("processing_kwargs") or {}).get("text") or {}
@@ -471,11 +444,7 @@ def _activation(named: str, learned: Mapping[str, Tensor], name: str) -> nn.Modu
 
 
 def _tensors(module: _Module, name: str, needed: Set[str], optional: Set[str] = frozenset()) -> Mapping[str, Tensor]:
-    """The weights of a module.
-
-    Raises:
-        InputError: If one is missing, or has no use.
-    """
+    """The weights of a module."""
     weights = module.weights()
     missing, unknown = sorted(needed - set(weights)), sorted(set(weights) - needed - optional)
     if missing or unknown:

@@ -63,13 +63,12 @@ def weights_digest(model: nn.Module, without: Collection[nn.Module] = ()) -> str
         model: What names begin in, whichever way it was loaded.
         without: Modules whose weights do not count.
     """
-    apart = set(map(id, without))
     found: dict[str, concurrent.futures.Future[str]] = {}
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
         for path, module in model.named_modules():
             own = [*dict(module.named_parameters(recurse=False)), *dict(module.named_buffers(recurse=False))]
             kept = [name for name in own if name not in module._non_persistent_buffers_set]
-            if not kept or id(module) in apart:
+            if not kept or module in without:
                 continue
             offloaded = is_offloaded(module)
             with weights_present(module):

@@ -20,11 +20,7 @@ def class_of(auto: Any, config: PretrainedConfig) -> Any:
 
 
 def text_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The config of a multimodal model's text tower, if that is a separate model; otherwise the config itself.
-
-    Args:
-        config: The config of any model.
-    """
+    """The config of a multimodal model's text tower, if that is a separate model; otherwise the config itself."""
     text = config.get_text_config()
     if text is config or config.is_encoder_decoder or getattr(text, "add_cross_attention", False):
         return config
@@ -35,9 +31,6 @@ def text_tower(whole: PreTrainedModel) -> PreTrainedModel:
     """The text tower of a multimodal model, with the head on its tokens if there is one; any other model as it is.
 
     The result is made of the model's own modules.
-
-    Args:
-        whole: Any model.
     """
     text = text_config(whole.config)
     if text is whole.config:
@@ -54,9 +47,6 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
 
     Some classes name no part that is their base model, or one that they do not have (Llama 4's): it is then the only part
     of the class that the family's base models have.
-
-    Args:
-        model: Any model.
     """
     base = model.base_model
     if base is not model and isinstance(base, PreTrainedModel):

@@ -67,11 +67,6 @@ def check_shapes(mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]],
 def check_size(config: PretrainedConfig, folder: Path, name: str) -> None:
     """Check that a config does not describe a model far larger than its weights, before memory is taken for it.
 
-    Args:
-        config: The checkpoint's config.
-        folder: The folder of its weight files.
-        name: The model's name, for messages.
-
     Raises:
         InputError: If it does.
     """
@@ -191,11 +186,6 @@ def check_all_used(model: PreTrainedModel, unexpected: Collection[str], name: st
 def check_dtypes(model: PreTrainedModel, folder: Path, name: str) -> None:
     """Check that weights are stored as floating-point numbers of 16 bits or more; loading would cast others without a warning.
 
-    Args:
-        model: The base model, loaded.
-        folder: The folder of its weight files.
-        name: The model's name, for messages.
-
     Raises:
         InputError: If a tensor of the base model is complex, integer or has eight bits.
     """
@@ -211,10 +201,6 @@ def check_dtypes(model: PreTrainedModel, folder: Path, name: str) -> None:
 
 def check_pickles(folder: Path, name: str) -> None:
     """Check that pickled weight files hold named tensors and nothing else. Nothing in them is run.
-
-    Args:
-        folder: The folder of the weight files.
-        name: The model's name, for messages.
 
     Raises:
         InputError: If one is damaged or holds something else.
@@ -240,12 +226,7 @@ def check_pickles(folder: Path, name: str) -> None:
 
 
 def check_finite(model: PreTrainedModel, name: str) -> None:
-    """Check that no weight is NaN or infinite.
-
-    Args:
-        model: A model with its weights.
-        name: Its name, for messages.
-    """
+    """Check that no weight is NaN or infinite."""
     for path, module in model.named_modules():
         own = [key for key, _ in module.named_parameters(prefix=path, recurse=False)]
         with weights_present(module) if own else contextlib.nullcontext():

@@ -145,9 +145,8 @@ def _all_values(
         )
     ]
     values = pd.concat(tables, ignore_index=True).astype({"step": "Int64"})
-    return values.drop_duplicates(
-        ["label", "metric", "layer"], ignore_index=True
-    )  # what was measured again counts once
+    # What was measured again counts once.
+    return values.drop_duplicates(["label", "metric", "layer"], ignore_index=True)
 
 
 def _check_thresholds(thresholds: Mapping[str, float], metrics: "pd.Series[str]") -> None:

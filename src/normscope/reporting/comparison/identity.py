@@ -30,23 +30,14 @@ def is_random(result: Result) -> bool:
 
 
 def identities(runs: Sequence[Result], configs: Sequence[Config]) -> list[Identity]:
-    """The identity of each of several runs; a run whose facts do not say what it read is none of the others.
-
-    Args:
-        runs: The runs.
-        configs: Their settings.
-    """
+    """The identity of each of several runs; a run whose facts do not say what it read is none of the others."""
     parts = [_parts(result, config, place) for place, (result, config) in enumerate(zip(runs, configs, strict=True))]
-    values: dict[str, set[str]] = collections.defaultdict(set)
-    for part in parts:
-        for name, value in part.items():
-            values[name].add(repr(value))
+    values = {(name, repr(value)) for part in parts for name, value in part.items()}
+    differing = {name for name, count in collections.Counter(name for name, _ in values).items() if count > 1}
     found: list[Identity] = []
     for place, (result, config, part) in enumerate(zip(runs, configs, parts, strict=True)):
         # What only some runs have, such as the options of an analysis or a head, distinguishes those that have it.
-        group: frozenset[tuple[str, object]] = frozenset(
-            (name, repr(value)) for name, value in part.items() if len(values[name]) > 1
-        )
+        group: frozenset[tuple[str, object]] = frozenset((name, repr(part[name])) for name in differing & part.keys())
         seeds = {key: value for key, value in config.items() if SEED.search(key)} | {"weights": _weights(result, place)}
         run: Hashable = (group, repr(sorted(seeds.items(), key=str)))
         twins = [runs[other] for other, each in enumerate(found) if each.run == run]

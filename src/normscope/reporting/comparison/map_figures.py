@@ -136,7 +136,7 @@ def _chosen(groups: Sequence[str]) -> list[str]:
 def _maps(cells: pd.DataFrame, groups: Sequence[str]) -> tuple[pd.DataFrame, str, str]:
     """All cells (a row per panel, row and column, and a column per group), and the names of the maps' axes."""
     row, column = (str(cells[f"{axis}_title"].iloc[0]) for axis in ("row", "column"))
-    cells = cells.assign(**{axis: _as_numbers(cells[axis]) for axis in ("row", "column")})
+    cells = cells.assign(**{axis: as_numbers(cells[axis]) for axis in ("row", "column")})
     if row == _LAYER and cells["depth"].notna().all() and cells["depth"].nunique() > 1:
         cells = _at_the_depths_of_the_deepest(cells)
     cells = cells.rename(columns={"panel": _PANEL, "row": row, "column": column})
@@ -167,8 +167,9 @@ def _numbered(maps: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
     return maps.set_axis(names, axis="columns").reset_index(), dict(zip(names, maps.columns, strict=True))
 
 
-def _as_numbers(values: "pd.Series[str]") -> "pd.Series[Any]":
-    return values.astype(int) if values.str.isdecimal().all() else values
+def as_numbers(values: "pd.Series[Any]") -> "pd.Series[Any]":
+    """Values as integers if all of them are whole numbers."""
+    return values.astype(int) if values.astype(str).str.isdecimal().all() else values
 
 
 def _ordered(values: "pd.Series[Any]") -> list[Any]:

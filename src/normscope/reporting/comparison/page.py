@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from normscope.reporting.comparison.curve_figures import by_layer, over_steps
 from normscope.reporting.comparison.effects import of_shares
-from normscope.reporting.comparison.map_figures import maps_of_groups, merged_maps
+from normscope.reporting.comparison.map_figures import as_numbers, maps_of_groups, merged_maps
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
 from normscope.reporting.comparison.story import stories
@@ -147,18 +147,13 @@ def _runs(comparison: RunComparison, addresses: Mapping[Path, str]) -> pd.DataFr
         for run in comparison.folders
     ]
     columns: dict[str, Any] = {"run": pd.Series(names, dtype=object)}
-    columns |= {titles[key]: _as_numbers(facts[key]) for key in comparison.swept}
+    columns |= {titles[key]: as_numbers(facts[key]) for key in comparison.swept}
     if (facts["status"] != "completed").any():
         columns["status"] = facts["status"]
     columns |= {name: facts[name] for name in ("sequences", "tokens")}
     seconds = pd.to_numeric(facts["seconds"], errors="coerce")
     columns["time"] = ["" if not math.isfinite(number) else duration(number) for number in seconds]
     return pd.DataFrame(columns)
-
-
-def _as_numbers(values: "pd.Series[Any]") -> "pd.Series[Any]":
-    """The values of a config key, as integers if all of them are whole numbers."""
-    return values.astype(int) if values.astype(str).str.isdecimal().all() else values
 
 
 def _tables(comparison: RunComparison) -> list[Folded]:

@@ -13,7 +13,7 @@ from normscope.rounding import brief, brief_share, enumeration
 ROUNDING = 1e-6
 """Relative differences that rounding in single precision can cause."""
 
-_LAYER, _CELL = ["layer", "depth"], ["depth", "figure", "panel", "row_title", "row", "column_title", "column"]
+_LAYER, CELL = ["layer", "depth"], ["depth", "figure", "panel", "row_title", "row", "column_title", "column"]
 """What tells the points of a curve apart, and the cells of heat maps."""
 
 
@@ -36,11 +36,6 @@ def in_words(metric: str, value: float, *beside: float, signed: bool = False) ->
     return (brief_share if is_percentage(panel_of(metric).label) else brief)(value, *beside, signed=signed)
 
 
-def cells_apart(comparison: RunComparison, group: str, baseline: str) -> pd.DataFrame:
-    """The cells of heat maps that both groups have, side by side."""
-    return common(comparison.heatmaps, _CELL, group, baseline)
-
-
 def cell_in_words(cell: "pd.Series[str]") -> str:
     """A cell of a heat map: `layer 3, [SEP]`."""
     return ", ".join(_place(str(cell[f"{axis}_title"]), str(cell[axis])) for axis in ("row", "column"))
@@ -57,7 +52,7 @@ def furthest(comparison: RunComparison, group: str, baseline: str, metric: str) 
     shown = cells[own & (cells["value_title"] == panel.label)]
     if (shown["panel"] == panel.title).any():
         shown = shown[shown["panel"] == panel.title]
-    pairs = common(shown, _CELL, group, baseline) / panel.factor
+    pairs = common(shown, CELL, group, baseline) / panel.factor
     if pairs.empty:
         curve = comparison.values[(comparison.values["metric"] == metric) & (comparison.values["layer"] > 0)]
         pairs = common(curve, _LAYER, group, baseline)

@@ -102,11 +102,7 @@ def completed(sweep: Path) -> int:
 
 
 def _checked(folder: Path, result: Result) -> Result:
-    """Results in which what a comparison takes for granted has the right type and size.
-
-    Raises:
-        InputError: If something has not.
-    """
+    """Results in which what a comparison takes for granted has the right type and size."""
     path = folder / CONFIG
     for section in ("model", "dataset", "analysis"):
         require(path, result.config, section, "a mapping")
@@ -192,9 +188,8 @@ def _without_step(config: Mapping[str, Any], step: object) -> dict[str, Any]:
         revision = without_step(revision)
     elif step_in(name) == step:
         name = without_step(name)
-    elif (
-        name.count("/") > 1 or Path(name).is_absolute()
-    ):  # a folder that does not say its step: one of several in another
+    # A folder that does not say its step is one of several in another.
+    elif name.count("/") > 1 or Path(name).is_absolute():
         name = str(Path(name).parent)
     else:
         revision = ""

@@ -133,11 +133,8 @@ def _described(comparison: RunComparison) -> list[Story]:
         return []
     variable, by_label = places
     values = comparison.values.assign(place=comparison.values["label"].map(by_label))
-    table = (
-        values.pivot_table(index="place", columns=["metric", "layer"], values="value")
-        .sort_index()
-        .dropna(axis="columns")
-    )
+    table = values.pivot_table(index="place", columns=["metric", "layer"], values="value")
+    table = table.sort_index().dropna(axis="columns")
     whole = dict.fromkeys(map(str, values[values["layer"] == 0]["metric"]))
     return [
         Story(metric, variable, table[metric, 0], _moving_layer(table.loc[:, [metric]].drop(columns=(metric, 0))))

@@ -39,7 +39,8 @@ def keys(configs: Sequence[Config]) -> list[str]:
     every = sorted({key for config in configs for key in config if not _UNLABELLED.match(key)}, key=_order)
     differing = [key for key in every if len({str(config.get(key)) for config in configs}) > 1]
     if "seed" in differing:  # other seeds inherit it unless they are set
-        differing = [key for key in differing if not (SEED.search(key) and key != "seed" and _inherits(key, configs))]
+        own = {key for key in differing if any(config.get(key) != config.get("seed") for config in configs)}
+        differing = [key for key in differing if key == "seed" or key in own or not SEED.search(key)]
     for kind in ("model", "dataset"):
         name = f"{kind}.name"
         if name in differing:
@@ -54,9 +55,8 @@ DIGESTS = {"weights": ("model", "seed"), "texts": ("model", "dataset", "seed")}
 def _is_named(digest: str, differing: Sequence[str], configs: Sequence[Config]) -> bool:
     named = [key for key in differing if key.split(".")[0] in DIGESTS[digest]]
     words = [str([config.get(key) for key in named]) for config in configs]
-    return len(set(words)) == len(
-        {(word, str(config.get(digest))) for word, config in zip(words, configs, strict=True)}
-    )
+    digests = [str(config.get(digest)) for config in configs]
+    return len(set(words)) == len(set(zip(words, digests, strict=True)))
 
 
 def columns(configs: Sequence[Config], differing: Sequence[str]) -> dict[str, list[str]]:
@@ -123,10 +123,6 @@ def title(configs: Sequence[Config]) -> str:
     if all(config.get("model.random_init") for config in configs):
         words += " with random weights"
     return words if "datasets" in counts else f"{words} on {_corpus(configs[0])}"
-
-
-def _inherits(seed: str, configs: Sequence[Config]) -> bool:
-    return all(config.get(seed) == config.get("seed") for config in configs)
 
 
 def _follows(key: str, name: str, configs: Sequence[Config]) -> bool:

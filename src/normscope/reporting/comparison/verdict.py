@@ -1,37 +1,19 @@
 """The verdict of a comparison, in sentences: which differences are detectable, and how large they are."""
 
-import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
 
 from normscope.reporting.comparison.effects import COUNTS, effect
-from normscope.reporting.comparison.places import (
-    ROUNDING,
-    cell_in_words,
-    cells_apart,
-    common,
-    furthest,
-    in_words,
-    relative,
-)
+from normscope.reporting.comparison.places import CELL, ROUNDING, cell_in_words, common, furthest, in_words, relative
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
 from normscope.reporting.comparison.story import standstill, stories
 from normscope.results.declare import is_percentage
 from normscope.results.measures import has_curve, leading, metric_title, panel_of, title
-from normscope.rounding import (
-    begun,
-    counted,
-    differ,
-    enumeration,
-    number,
-    percentage,
-    shares_differ,
-)
+from normscope.rounding import begun, counted, differ, enumeration, number, percentage, shares_differ
 
 SIGNIFICANT = 0.05
 """The adjusted p-value below which a difference counts."""
@@ -59,7 +41,7 @@ def verdict(comparison: RunComparison) -> list[str]:
         return repeated + _of_seeds(comparison)
     alike: dict[tuple[object, ...], list[_Found]] = {}
     for found in (_of_group(comparison, group) for group in groups):
-        alike.setdefault((type(found), *found.shared), []).append(found)
+        alike.setdefault(found.shared, []).append(found)
     sentences = repeated + standstill(comparison)
     most = _MOST - len(sentences)
     shown, rest = [*alike.values()][:most], [*alike.values()][most:]
@@ -110,53 +92,20 @@ def _is_told(metric: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Found(abc.ABC):
+class _Found:
     """What is found of a group of runs."""
 
     group: str
-
-    @property
-    def shared(self) -> tuple[object, ...]:
-        """What groups have in common that share a sentence."""
-        return ()
-
-    @staticmethod
-    @abc.abstractmethod
-    def sentence(alike: Sequence[Any], baseline: str) -> str:
-        """The sentence of groups of which the same is found, apart from numbers."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Incomparable(_Found):
-    """There is nothing to compare."""
-
-    @staticmethod
-    def sentence(alike: "Sequence[_Incomparable]", baseline: str) -> str:
-        return f"{_names(alike)} and {baseline} have no measure in common."
-
-
-@dataclasses.dataclass(frozen=True)
-class _Equal(_Found):
-    """There is no difference but rounding."""
-
-    measures: int
-
-    @property
-    def shared(self) -> tuple[object, ...]:
-        return (self.measures,)
-
-    @staticmethod
-    def sentence(alike: "Sequence[_Equal]", baseline: str) -> str:
-        names = f"{_names(alike)} and {baseline}" if len(alike) == 1 else f"{baseline}, {_names(alike)}"
-        return f"{names} are equal up to rounding in every common measure ({alike[0].measures:,}), also layer by layer."
-
-
-@dataclasses.dataclass(frozen=True)
-class _Untested(_Found):
-    """No test is valid."""
-
-    difference: "_Difference | None"
-    """The largest difference; None if only cells of heat maps differ."""
+    sentence: Callable[[Sequence["_Found"], str], str]
+    """Writes what is found of groups and a baseline, if it is the same for all groups, apart from numbers."""
+    measures: int = 0
+    """How many are equal, or tested."""
+    difference: "_Difference | None" = None
+    """The one that is named."""
+    basis: str = ""
+    """What is the sample of tests: seeds or sequences, and whether the latter are of the same texts."""
+    detected: int = 0
+    """How many tests detect a difference."""
     figure: str = ""
     """The analysis whose heat maps differ most, if measures do not."""
     cell: str = ""
@@ -164,56 +113,51 @@ class _Untested(_Found):
 
     @property
     def shared(self) -> tuple[object, ...]:
-        return (self.figure, *(self.difference.place if self.difference else ()))
-
-    @staticmethod
-    def sentence(alike: "Sequence[_Untested]", baseline: str) -> str:
-        differ = "differs" if len(alike) == 1 else "differ"
-        start = (
-            f"Whether {_names(alike)} {differ} from {baseline} cannot be tested: a test needs several seeds of each, or "
-            f"trained models and at least {FEWEST_PAIRS} sequences that both read ({FEWEST_UNPAIRED} each if not the same)."
-        )
-        first = alike[0].difference
-        if first is None:
-            return (
-                f"{start} Their measures are equal up to rounding, but cells of heat maps differ, most in "
-                f"{title(alike[0].figure)}, {enumeration([found.cell for found in alike])}."
-            )
-        differences = {found.group: found.difference for found in alike if found.difference}
-        return f"{start} The largest {first.how} is in {first.where}: {_values(differences, baseline)}{_furthest(differences)}."
+        """What groups have in common that share a sentence."""
+        named = (*self.difference.place, self.difference.size) if self.difference else ()
+        return (self.sentence, self.measures, self.basis, self.detected > 0, self.figure, *named)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Tested(_Found):
-    """What tests say of the group."""
+def _incomparable(alike: Sequence[_Found], baseline: str) -> str:
+    return f"{_names(alike)} and {baseline} have no measure in common."
 
-    basis: str
-    """What is the sample: seeds or sequences, and whether the latter are of the same texts."""
-    tests: int
-    detected: int
-    difference: "_Difference"
-    """The one that is named."""
 
-    @property
-    def shared(self) -> tuple[object, ...]:
-        return (self.basis, self.tests, self.detected > 0, *self.difference.place, self.difference.size)
+def _equal(alike: Sequence[_Found], baseline: str) -> str:
+    names = f"{_names(alike)} and {baseline}" if len(alike) == 1 else f"{baseline}, {_names(alike)}"
+    return f"{names} are equal up to rounding in every common measure ({alike[0].measures:,}), also layer by layer."
 
-    @staticmethod
-    def sentence(alike: "Sequence[_Tested]", baseline: str) -> str:
-        first, names = alike[0], _names(alike)
-        tested = f"{counted(first.tests, 'measure')} tested over {first.basis}"
-        differences = {found.group: found.difference for found in alike}
-        where, values, furthest = first.difference.where, _values(differences, baseline), _furthest(differences)
-        if not first.detected:
-            names = f"between {names} and {baseline}" if len(alike) == 1 else f"of {names} from {baseline}"
-            return f"No detectable difference {names}: {tested}; the largest is in {where}{values and f': {values}'}{furthest}."
-        differ = "differs" if len(alike) == 1 else "differ"
-        intervals = enumeration([difference.interval for difference in differences.values()])
-        noun, ends = ("difference", "interval") if len(alike) == 1 else ("differences", "intervals")
+
+def _untestable(alike: Sequence[_Found], baseline: str) -> str:
+    differ = "differs" if len(alike) == 1 else "differ"
+    start = (
+        f"Whether {_names(alike)} {differ} from {baseline} cannot be tested: a test needs several seeds of each, or "
+        f"trained models and at least {FEWEST_PAIRS} sequences that both read ({FEWEST_UNPAIRED} each if not the same)."
+    )
+    first = alike[0].difference
+    if first is None:
         return (
-            f"{names} {differ} from {baseline} in {_counts(alike)} of {tested}, {_LEADING[first.difference.size]} "
-            f"{where}{values and f': {values}'} ({noun} {intervals}, 95% {ends}){furthest}."
+            f"{start} Their measures are equal up to rounding, but cells of heat maps differ, most in "
+            f"{title(alike[0].figure)}, {enumeration([found.cell for found in alike])}."
         )
+    return f"{start} The largest {first.how} is in {first.where}: {_values(alike, baseline)}{_furthest(alike)}."
+
+
+def _tested(alike: Sequence[_Found], baseline: str) -> str:
+    first, names = alike[0], _names(alike)
+    differences = _differences(alike)
+    tested = f"{counted(first.measures, 'measure')} tested over {first.basis}"
+    values = _values(alike, baseline)
+    named, furthest = f"{differences[0].where}{values and f': {values}'}", _furthest(alike)
+    if not first.detected:
+        names = f"between {names} and {baseline}" if len(alike) == 1 else f"of {names} from {baseline}"
+        return f"No detectable difference {names}: {tested}; the largest is in {named}{furthest}."
+    differ = "differs" if len(alike) == 1 else "differ"
+    intervals = enumeration([difference.interval for difference in differences])
+    noun, ends = ("difference", "interval") if len(alike) == 1 else ("differences", "intervals")
+    return (
+        f"{names} {differ} from {baseline} in {_counts(alike)} of {tested}, {_LEADING[differences[0].size]} "
+        f"{named} ({noun} {intervals}, 95% {ends}){furthest}."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,12 +203,16 @@ _LEADING = {
 """What leads to the measure that is named, by how much it differs."""
 
 
-def _values(differences: Mapping[str, _Difference], baseline: str) -> str:
+def _differences(alike: Sequence[_Found]) -> list[_Difference]:
+    return [found.difference for found in alike if found.difference]
+
+
+def _values(alike: Sequence[_Found], baseline: str) -> str:
     """The values of groups and of the baseline: `0.3 in a, 0.4 in b and 0.5 in c`."""
-    numbers = {group: difference.values[0] for group, difference in differences.items() if difference.values}
-    if not numbers:
+    first = _differences(alike)[0]
+    if not first.values:
         return ""
-    first = next(iter(differences.values()))
+    numbers = {found.group: found.difference.values[0] for found in alike if found.difference}
     every = {baseline: first.values[1], **numbers}
     written = {group: in_words(first.metric, value, *every.values()) for group, value in every.items()}
     if len(numbers) > _MOST:
@@ -274,9 +222,9 @@ def _values(differences: Mapping[str, _Difference], baseline: str) -> str:
     return enumeration([f"{value} in {group}" for group, value in written.items()])
 
 
-def _furthest(differences: Mapping[str, _Difference]) -> str:
+def _furthest(alike: Sequence[_Found]) -> str:
     """Where groups are furthest from the baseline, at the end of a sentence; of many, the first."""
-    places = [difference.furthest for difference in differences.values() if difference.furthest]
+    places = [difference.furthest for difference in _differences(alike) if difference.furthest]
     return f"; furthest apart in {enumeration(places[:_MOST])}" if places else ""
 
 
@@ -285,7 +233,7 @@ def _names(alike: Sequence[_Found]) -> str:
     return enumeration([found.group for found in alike]) if len(alike) <= _MOST else f"{len(alike)} groups of runs"
 
 
-def _counts(alike: Sequence[_Tested]) -> str:
+def _counts(alike: Sequence[_Found]) -> str:
     """In how many measures the groups differ."""
     counts = [found.detected for found in alike]
     if len({*counts}) == 1:
@@ -299,27 +247,23 @@ def _counts(alike: Sequence[_Tested]) -> str:
 
 def _of_group(comparison: RunComparison, group: str) -> _Found:
     baseline = comparison.baseline_group
-    pairs = common(comparison.values, _PLACE, group, baseline)
+    pairs = common(comparison.values, ["metric", "layer"], group, baseline)
     by_basis = {"seeds": comparison.tests, "sequences": comparison.sequence_tests}
     for basis, tests in by_basis.items():
         own = tests[tests["group"] == group]
         if len(own):
-            return _tested(comparison, own.reset_index(drop=True), basis, group, pairs)
+            return _of_tests(comparison, own.reset_index(drop=True), basis, group, pairs)
     return _untested(comparison, group, baseline, pairs)
 
 
-_PLACE = ["metric", "layer"]
-"""What a value belongs to (layer 0: the whole run)."""
-
-
 def _both(pairs: pd.DataFrame, metric: str, layer: int = 0) -> tuple[float, ...]:
-    """The values of both groups; empty if they are not known."""
+    """The values of both groups (layer 0: of the whole run); empty if they are not known."""
     if (metric, layer) not in pairs.index:
         return ()
     return tuple(float(pairs[side][metric, layer]) for side in ("own", "other"))
 
 
-def _tested(comparison: RunComparison, tests: pd.DataFrame, basis: str, group: str, pairs: pd.DataFrame) -> _Tested:
+def _of_tests(comparison: RunComparison, tests: pd.DataFrame, basis: str, group: str, pairs: pd.DataFrame) -> _Found:
     """The result of the tests of a group against the baseline."""
     detected = tests[tests["adjusted"] < SIGNIFICANT]
     visible = detected[[_visible(str(metric), pairs) for metric in detected["metric"]]]
@@ -337,7 +281,7 @@ def _tested(comparison: RunComparison, tests: pd.DataFrame, basis: str, group: s
     )
     if basis == "sequences" and not tests["paired"].all():
         basis = "sequences that are not the same"
-    return _Tested(group, basis, len(tests), len(detected), difference)
+    return _Found(group, _tested, len(tests), difference, basis, len(detected))
 
 
 def _size(metric: str, difference: float, pairs: pd.DataFrame) -> float:
@@ -367,17 +311,19 @@ def _visible(metric: str, pairs: pd.DataFrame) -> bool:
 def _untested(comparison: RunComparison, group: str, baseline: str, pairs: pd.DataFrame) -> _Found:
     """What is found if no test is valid."""
     if pairs.empty:
-        return _Incomparable(group)
-    cells = cells_apart(comparison, group, baseline)
+        return _Found(group, _incomparable)
+    cells = common(comparison.heatmaps, CELL, group, baseline)
     different = pairs[relative(pairs) > ROUNDING]
     if different.empty and not (relative(cells) > ROUNDING).any():
-        return _Equal(group, pairs.index.get_level_values("metric").nunique())
+        return _Found(group, _equal, pairs.index.get_level_values("metric").nunique())
     if different.empty:
         cell = cells.reset_index().iloc[int(relative(cells).to_numpy().argmax())]
-        return _Untested(group, None, str(cell["figure"]).partition("/")[0], cell_in_words(cell))
+        figure = str(cell["figure"]).partition("/")[0]
+        return _Found(group, _untestable, figure=figure, cell=cell_in_words(cell))
     metric, layer, how = _largest(different)
     place = "" if layer else furthest(comparison, group, baseline, metric)
-    return _Untested(group, _Difference(metric, layer, _both(pairs, metric, layer), how=how, furthest=place))
+    difference = _Difference(metric, layer, _both(pairs, metric, layer), how=how, furthest=place)
+    return _Found(group, _untestable, difference=difference)
 
 
 def _largest(different: pd.DataFrame) -> tuple[str, int, str]:

@@ -1,7 +1,7 @@
 """The HTML report of one run, and the papers it is based on."""
 
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -22,7 +22,7 @@ from normscope.results.measures import title
 from normscope.results.result import Result
 from normscope.results.run_tables import tables_of
 from normscope.rounding import begun, counted, duration, number
-from normscope.streams import shell_word
+from normscope.streams import Progress, no_bar, shell_word
 
 _OURS = f"""@software{{normscope,
   title = {{normscope: what the attention blocks of a Transformer really do}},
@@ -44,15 +44,8 @@ def citations(names: Iterable[str]) -> str:
 _LONGEST = 200_000
 
 
-def page(
-    result: Result,
-    progress: Callable[[Iterable[Any], int, str], Iterable[Any]] = lambda steps, _total, _title: steps,
-) -> str:
-    """The report of one run as self-contained HTML.
-
-    Args:
-        progress: Wraps an iterable in a progress bar, given its length and a title.
-    """
+def page(result: Result, progress: Progress = no_bar) -> str:
+    """The report of one run as self-contained HTML."""
     facts, config = result.facts, result.config
     top = ranked([Sentence.of(sentence) for sentence in result.sentences])
     shown = _shown_tables(result)
