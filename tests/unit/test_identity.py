@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 import normscope
+from normscope.analyses.translated_words import _by_position
 from normscope.reporting.comparison.significance import over_seeds
 from normscope.reporting.comparison.significance import tests as tests_over_seeds
 from normscope.statistics.intervals import within_whole
@@ -204,3 +205,13 @@ def test_intervals_of_shares_stay_within_the_whole():
     two = pd.concat([values, values.assign(group="b", value=[0.5, 0.99])])
     (row,) = tests_over_seeds(two, "a").itertuples()
     assert -1 <= row.low < row.difference < row.high <= 1
+
+
+def test_the_share_of_the_source_stays_within_the_whole():
+    words = pd.DataFrame({"method": "alti", "word": [1, 1, 2, 2], "row": [0, 1, 0, 1], "source": [1.0, 1.0, 0.9, 0.99]})
+    sure, less = _by_position(words).table.itertuples()
+    assert (sure.low, sure.source, sure.high) == (100, 100, 100)
+    mean, error = 0.945, 0.045
+    ends = scipy.special.logit(mean) + np.array([-1, 1]) * scipy.stats.t.ppf(0.975, 1) * error / (mean * (1 - mean))
+    assert (less.low, less.high) == pytest.approx(tuple(100 * scipy.special.expit(ends)))
+    assert 0 <= less.low < less.source < less.high <= 100 < 100 * (mean + scipy.stats.t.ppf(0.975, 1) * error)

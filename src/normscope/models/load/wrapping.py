@@ -173,11 +173,11 @@ def _loaded(
     copied: "_Copy", model: PreTrainedModel, layout: ModelLayout, name: str, tokenizer: PreTrainedTokenizerBase
 ) -> LoadedModel:
     """The base model in a copy, without heads."""
-    longest = tokenizer.model_max_length
+    given = tokenizer.model_max_length, len(tokenizer)
 
     def require_current() -> None:
         copied.require_current()
-        if tokenizer.model_max_length != longest:
+        if (tokenizer.model_max_length, len(tokenizer)) != given:
             raise InputError(_CHANGED.format(name))
 
     return LoadedModel(
