@@ -18,6 +18,7 @@ from transformers import (
     BatchEncoding,
     BertConfig,
     BertForMaskedLM,
+    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -456,16 +457,42 @@ def test_one_function_calls_tokenizers():
     assert calls == {"data/tokenization.py"}
 
 
-def test_a_similarity_that_is_attributed_says_that_it_reads_no_prompt(tokenizer, tmp_path, caplog):
-    folder = saved_with_head(AutoModelForSequenceClassification, "bert", tokenizer, tmp_path)
-    modules = [Transformer(str(folder)), Pooling(24)]
+@pytest.mark.parametrize("pooled", [True, False])
+def test_the_default_prompt_of_an_encoder_is_read_through_every_door(pooled, tokenizer, tmp_path):
+    folder = saved_with_head(AutoModelForSequenceClassification, "bert", tokenizer, tmp_path / "bert")
+    modules = [Transformer(str(folder)), Pooling(24, include_prompt=pooled)]
     encoder = SentenceTransformer(modules=modules, device="cpu", prompts={"q": "Judge: "}, default_prompt_name="q")
-    model = normscope.wrap(encoder)
+    encoder.save(str(tmp_path / "saved"))
+    first, second = encoder.encode(list(PAIR), normalize_embeddings=True)
+    expected = tokenizer.convert_ids_to_tokens(encoder.preprocess([f"Judge: {PAIR[0]}"])["input_ids"][0].tolist())
+    for model in (normscope.wrap(encoder), normscope.load(tmp_path / "saved", device="cpu")):
+        found = normscope.attribute(model, PAIR[0], normscope.SimilarityTo(PAIR[1]))
+        assert found.target == pytest.approx(float(first @ second), rel=1e-4)
+        assert normscope.similarity(model, *PAIR).value == pytest.approx(found.target, rel=1e-4)
+        assert list(found.tokens) == list(normscope.decompose(model, PAIR[0]).tokens) == expected
+        assert list(normscope.attention(model, PAIR[0]).keys) == expected
+        result = normscope.run("mixing", model=model, texts=list(PAIR))
+        assert result.facts["tokens"] == sum(map(len, tokenizer([f"Judge: {text}" for text in PAIR])["input_ids"]))
+        # Tokens are read as they are given, with the prompt or without it.
+        for prompt in ("Judge: ", ""):
+            given = tokenizer(prompt + PAIR[0], return_tensors="pt")
+            one = normscope.attribute(model, given, normscope.SimilarityTo(PAIR[1]))
+            vector = encoder.encode(PAIR[0], prompt=prompt, normalize_embeddings=True)
+            assert one.target == pytest.approx(float(vector @ second), rel=1e-4)
+
+
+@pytest.mark.parametrize("setting", [{"forced_eos_token_id": 2}, {"repetition_penalty": 1.5}, {"bad_words_ids": [[5]]}])
+def test_every_setting_that_changes_an_answer_is_named(causal, setting, caplog, monkeypatch):
+    whole, tokenizer, _ = causal
+    monkeypatch.setattr(whole, "generation_config", GenerationConfig(eos_token_id=2, **setting))
     say_once.cache_clear()
-    found = normscope.attribute(model, PAIR[0], normscope.SimilarityTo(PAIR[1]))
-    assert "SimilarityTo: texts are read without the default prompt of" in caplog.text
-    without = [encoder.encode(text, prompt="", normalize_embeddings=True) for text in PAIR]
-    assert found.target == pytest.approx(float(without[0] @ without[1]), rel=1e-4)
-    put = normscope.attribute(model, f"Judge: {PAIR[0]}", normscope.SimilarityTo(f"Judge: {PAIR[1]}"))
-    with_prompt = [encoder.encode(text, normalize_embeddings=True) for text in PAIR]
-    assert put.target == pytest.approx(float(with_prompt[0] @ with_prompt[1]), rel=1e-4)
+    normscope.attribute(normscope.wrap(whole, tokenizer), "the capital", normscope.Answer(tokens=2))
+    assert f"without {next(iter(setting))}=" in caplog.text
+
+
+def test_tokens_that_were_added_to_a_tokenizer_are_seen():
+    tokenizer = byte_level()
+    model = normscope.wrap(llama(tokenizer), tokenizer)
+    tokenizer.add_tokens(["capital of"])
+    with pytest.raises(InputError, match="wrap it again"):
+        normscope.decompose(model, "the capital of the island")

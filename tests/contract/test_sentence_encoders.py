@@ -134,7 +134,7 @@ def test_the_parts_add_up_to_the_similarity_of_the_library(folders, family, kind
     assert tokens + constant == pytest.approx(expected, rel=1e-6, abs=1e-6)
     assert found.function == str(encoder.similarity_fn_name)
     attributed = normscope.attribute(model, A, normscope.SimilarityTo(B), by="layer")
-    cosine = torch.nn.functional.cosine_similarity(*encoder.encode([A, B], prompt="", convert_to_tensor=True), dim=0)
+    cosine = torch.nn.functional.cosine_similarity(*encoder.encode([A, B], convert_to_tensor=True), dim=0)
     assert attributed.target == pytest.approx(float(cosine), rel=1e-6, abs=1e-6)
     assert abs(attributed.remainder) < 1e-6 * (abs(attributed.scores).sum() + abs(attributed.bias))
 

@@ -1,6 +1,7 @@
 """What a run is follows from what it measured: weights, texts and seeds. Names of models, folders and texts only label it."""
 
 import dataclasses
+import itertools
 import re
 import shutil
 
@@ -10,9 +11,12 @@ import pytest
 import scipy.special
 import scipy.stats
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Pooling, Transformer
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 import normscope
+from normscope.analyses.translated_words import _by_position
 from normscope.reporting.comparison import significance
 from normscope.reporting.comparison.significance import over_seeds
 from normscope.statistics.intervals import within_whole
@@ -146,6 +150,29 @@ def test_the_same_run_under_other_names_counts_once(folders, tokenizer):
     assert "they count once" not in normscope.compare([one, changed])[0], "something differs that no fact shows"
 
 
+def test_pairs_are_the_same_texts_whichever_analyses_read_them(saved_model):
+    """As one sequence, as two, or both: what two runs have both read decides."""
+    encoder = SentenceTransformer(modules=[Transformer(str(saved_model)), Pooling(24)], device="cpu")
+    model = normscope.wrap(encoder)
+    pairs, others = list(itertools.pairwise(TEXTS)), list(itertools.pairwise(OTHERS))
+    read = {
+        name: normscope.run(which, model=model, texts=texts)
+        for name, which, texts in (
+            ("mixing", "mixing", pairs),
+            ("similarity", "similarity", pairs),
+            ("both", ["mixing", "similarity"], pairs),
+            ("others", ["mixing", "similarity"], others),
+        )
+    }
+    assert read["both"].facts["compared"]["texts_digest"] == read["similarity"].facts["texts_digest"]
+    told = "Runs 0 and 1 measured the same weights, texts and seeds in the same way: they count once."
+    assert normscope.compare([read["mixing"], read["both"]]) == [told]
+    assert normscope.compare([read["similarity"], read["both"]]) == [told]
+    assert normscope.compare([read["mixing"], read["similarity"]]) == [], "two parts of one run"
+    for name in ("mixing", "similarity", "both"):
+        assert "texts=" in normscope.compare([read[name], read["others"]])[0]
+
+
 def test_seeds_are_those_from_which_weights_were_drawn(saved_model):
     drawn = [measured(normscope.load(saved_model, random_init=True, seed=seed, device="cpu")) for seed in (0, 1, 2, 2)]
     sentences = normscope.compare(drawn)
@@ -204,3 +231,13 @@ def test_intervals_of_shares_stay_within_the_whole():
     two = pd.concat([values, values.assign(group="b", value=[0.5, 0.99])])
     (row,) = significance.tests(two, "a").itertuples()
     assert -1 <= row.low < row.difference < row.high <= 1
+
+
+def test_the_share_of_the_source_stays_within_the_whole():
+    words = pd.DataFrame({"method": "alti", "word": [1, 1, 2, 2], "row": [0, 1, 0, 1], "source": [1.0, 1.0, 0.9, 0.99]})
+    sure, less = _by_position(words).table.itertuples()
+    assert (sure.low, sure.source, sure.high) == (100, 100, 100)
+    mean, error = 0.945, 0.045
+    ends = scipy.special.logit(mean) + np.array([-1, 1]) * scipy.stats.t.ppf(0.975, 1) * error / (mean * (1 - mean))
+    assert (less.low, less.high) == pytest.approx(tuple(100 * scipy.special.expit(ends)))
+    assert 0 <= less.low < less.source < less.high <= 100 < 100 * (mean + scipy.stats.t.ppf(0.975, 1) * error)

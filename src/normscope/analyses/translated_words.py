@@ -28,7 +28,7 @@ from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
 from normscope.rounding import brief_share, counted
-from normscope.statistics.intervals import mean_interval
+from normscope.statistics.intervals import mean_interval, within_whole
 
 TRANSLATION_METHODS = (MapMethod.ALTI, MapMethod.DECOMPX)
 """The methods that attribute translations."""
@@ -239,8 +239,10 @@ def _by_position(words: pd.DataFrame) -> Lines:
     """The share of the source by the position of a word, with intervals over translations."""
     rows: list[dict[str, object]] = []
     for (method, word), group in words.groupby(["method", "word"]):
-        mean, low, high = mean_interval(group["source"].to_numpy() * 100)
-        rows.append({"method": method, "word": word, "source": mean, "low": low, "high": high})
+        mean, _, high = mean_interval(group["source"].to_numpy())
+        ends = within_whole(np.array(mean), np.array(high - mean))
+        of_word = {"source": mean, "low": float(ends[0]), "high": float(ends[1])}
+        rows.append({"method": method, "word": word} | {name: 100 * value for name, value in of_word.items()})
     return Lines(
         table=pd.DataFrame(rows),
         x="word",

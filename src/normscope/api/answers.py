@@ -240,7 +240,7 @@ def _given(model: LoadedModel, text: object, before: Sequence[int], answer: str 
 
 
 _OBEYED = re.compile(
-    "_.*|.*(bos|eos|pad|start)_token_id|max_(length|new_tokens)|transformers_version|.*cache.*|output_.*"
+    "_.*|(bos|eos|pad|.*start)_token_id|max_(length|new_tokens)|transformers_version|.*cache.*|output_.*"
 )
 """Settings of generation that an answer obeys, that `Answer.tokens` replaces, or that change no token."""
 

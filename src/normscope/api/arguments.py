@@ -99,7 +99,9 @@ def whole_numbers(argument: str, values: Iterable[object] | None, first: int, la
     return list(dict.fromkeys(int(number) for number in numbers))  # type: ignore[call-overload]
 
 
-def single_text(model: LoadedModel, text: object, function: str, level: Level = Level.token) -> Batch:
+def single_text(
+    model: LoadedModel, text: object, function: str, level: Level = Level.token, *, as_given: bool = False
+) -> Batch:
     """One text as a batch on the model's device.
 
     Args:
@@ -107,13 +109,14 @@ def single_text(model: LoadedModel, text: object, function: str, level: Level = 
         text: A text, a pair (tuple) of texts, or a BatchEncoding of one.
         function: The name of the calling function, for messages.
         level: Whether the batch comes with the word of each token.
+        as_given: See `batch_from_texts`.
 
     Raises:
         InputError: If it is anything else, or too long for the model.
     """
     if not is_single(text):
         raise InputError(f"{function} takes one text or one pair (tuple) of texts; got {describe_type(text)}")
-    batch = batch_from_texts(model, text, level)
+    batch = batch_from_texts(model, text, level, as_given=as_given)
     if batch.sequences != 1:
         raise InputError(f"{function} takes one text; got a BatchEncoding of {batch.sequences}")
     return batch.to(model.device)

@@ -378,7 +378,7 @@ class _Embedding(NamedTuple):
         """
         model, embedder = self.model, self.embedder
         text, length = self._prompted(text, prompt)
-        batch = single_text(model, text, "similarity")
+        batch = single_text(model, text, "similarity", as_given=True)
         _ = model.verification
         parts, whole = embedded_parts(
             model.model, model.layout, batch.model_inputs(), embedder=embedder, bias=self.bias, prompt=length

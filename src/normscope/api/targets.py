@@ -23,7 +23,7 @@ from normscope.models.load.any_module import returned_vectors
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.predictor import Predictor, last_of_text, masks_in
 from normscope.models.load.task_heads import Head
-from normscope.models.load.text_batches import Text, describe_type, say_once
+from normscope.models.load.text_batches import Text, describe_type, tokens_of_prompt
 from normscope.models.stored.logit_meaning import LogitMeaning
 from normscope.rounding import number
 
@@ -127,7 +127,7 @@ def prepared(model: LoadedModel, batch: Batch, target: object, against: str | in
                 f"against={against!r}: expected a target that is a class, a token or an answer, got {describe_type(target)}"
             )
         case SimilarityTo():
-            return _similarity(model, target)
+            return _similarity(model, batch, target)
         case str() | int() if not isinstance(target, bool):
             return _class(model, Label(target), against)
         case _ if callable(target):
@@ -270,27 +270,26 @@ def required(model: LoadedModel, kind: Head, target: str) -> Predictor:
     return predictor
 
 
-def _similarity(model: LoadedModel, target: SimilarityTo) -> PreparedTarget:
+def _similarity(model: LoadedModel, batch: Batch, target: SimilarityTo) -> PreparedTarget:
     embedder = chosen_embedder(model, target.pooling)
-    if any(embedder.default_prompts()):
-        say_once(f"SimilarityTo: texts are read without the default prompt of {model.name}; put it into both of them")
     other = single_text(model, target.text, "SimilarityTo")
+    prompt, of_other = (tokens_of_prompt(model, each.input_ids[0].tolist()) for each in (batch, other))
     with torch.inference_mode():
         returned = returned_vectors(model.model(**other.model_inputs()))
         assert returned is not None
-        theirs = embedding(embedder, full_precision(returned), other.token_mask)
+        theirs = embedding(embedder, full_precision(returned), other.token_mask, of_other)
     direction = torch.nn.functional.normalize(theirs.clone(), dim=-1)
 
     def cosine(vectors: Tensor, norm: Tensor) -> Tensor:
         return (vectors * direction).sum(dim=-1) / norm
 
     def evaluate(passed: HeldPass) -> tuple[Tensor, str]:
-        embedded = embedding(embedder, passed.returned, passed.token_mask)
+        embedded = embedding(embedder, passed.returned, passed.token_mask, prompt)
         return cosine(embedded, torch.linalg.vector_norm(embedded.detach(), dim=-1)), "cosine similarity"
 
     def constant(passed: HeldPass) -> Tensor:
         hidden = passed.returned.detach()
-        whole = pooled(embedder.weights(hidden, passed.token_mask), hidden)
+        whole = pooled(embedder.weights(hidden, passed.token_mask, prompt), hidden)
         parts, embedded = parts_of_embedding(embedder, wide(torch.zeros_like(whole).unsqueeze(1)), wide(whole))
         return cosine(parts[:, -1], torch.linalg.vector_norm(embedded, dim=-1))
 

@@ -99,17 +99,9 @@ def _refuse_code(saved: DictConfig, config: DictConfig, run: str) -> None:
 
 
 def _keep_own(saved: DictConfig, config: DictConfig, folder: Path, key: str) -> None:
-<<<<<<< HEAD
-    """Let the user's own settings decide where data go, and check that the run read no file that the user does not name.
-
-    Raises:
-        InputError: If it read one outside its folder.
-    """
+    """Let the user's own settings decide where data go; refuse a run that read files outside its folder, unless named again."""
     from normscope.reporting.tracking import with_environment  # takes pandas along, for which help need not wait
 
-=======
-    """Let the user's own settings decide where data go; refuse a run that read files outside its folder, unless named again."""
->>>>>>> slim
     tracking = OmegaConf.to_object(config.tracking)
     assert isinstance(tracking, TrackingOptions)
     settled = plain(with_environment(tracking, lambda _warning: None))

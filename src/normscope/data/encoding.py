@@ -32,6 +32,7 @@ class Encoder:
         level: Whether sequences come with the word of each token, so that words can be measured.
         asks: See `Conversations`.
         prompts: What is put before the texts of a pair, if these are sequences of their own.
+        as_given: Whether nothing is put before texts, whatever the model's rule is.
 
     Raises:
         InputError: If an option is invalid for the model.
@@ -48,13 +49,14 @@ class Encoder:
         level: Level = Level.token,
         asks: bool = False,
         prompts: Prompts = NO_PROMPTS,
+        as_given: bool = False,
     ) -> None:
         self.tokenizer = model.tokenizer
         self.batching = model.batching
         """Which texts may be in one batch."""
         self.level = level
         """Whether sequences come with the word of each token."""
-        self._rule = AS_GIVEN if separate else model.rule
+        self._rule = AS_GIVEN if separate or as_given else model.rule
         chat = options.chat_template or self._rule.chat is not None
         column = options.categories if isinstance(options.categories, str) else None
         self.categories = TokenCategories.of(

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import BatchEncoding
 
 from normscope.data.batching import Batch, collate
+from normscope.data.encoders import prompt_length
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example, Message
 from normscope.data.options import DatasetKind, DatasetOptions, Level
@@ -44,7 +45,7 @@ _WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uin
 _IGNORED_FIELDS = frozenset({"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length"})
 
 
-def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.token) -> Batch:
+def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.token, *, as_given: bool = False) -> Batch:
     """Tokenize texts into one batch for a model.
 
     A conversation is written in the tokenizer's chat template, with what precedes an answer unless the assistant's ends it.
@@ -54,6 +55,7 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
         texts: A `Text`, a list of these, or a BatchEncoding from the model's tokenizer. An array or a tensor of ids may have a
             row for each text.
         level: Whether the batch comes with the word of each token. Those of a BatchEncoding are its `word_ids`, if it has any.
+        as_given: Whether the model's own prompt is left out, because the caller has put one before the texts.
 
     Raises:
         InputError: If they are anything else, or too long for the model.
@@ -77,7 +79,7 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
     counts = CorpusCounts()
     options = DatasetOptions(kind=DatasetKind.text, seed=0, chat_template=bool(chats))
     with _in_terms_of_messages():
-        encoder = Encoder(model, options, level=level, asks=True)
+        encoder = Encoder(model, options, level=level, asks=True, as_given=as_given)
         sequences = encoder.encode(examples, counts)
         if counts.skipped and (chats or model.rule.chat is not None):
             raise InputError(f"messages: {next(iter(counts.skipped))}")
@@ -262,6 +264,16 @@ def tokens_after(model: LoadedModel, text: Any, ids: Sequence[int], answer: str)
             "behind the text's own tokens. An answer usually begins with a space, and the text before it ends with none"
         )
     return continuation(model.tokenizer, answer)
+
+
+def tokens_of_prompt(model: LoadedModel, ids: Sequence[int]) -> int:
+    """How many tokens the model's own prompt takes at the beginning of a text; 0 of tokens that were given without it.
+
+    The prompt's last token may be joined with the text's first one.
+    """
+    length = prompt_length(model.tokenizer, model.rule.prompt)
+    begins = encoded(model.tokenizer, model.rule.prompt)["input_ids"][: length - 1] if length else [NO_WORD]
+    return length if list(ids[: len(begins)]) == begins else 0
 
 
 def number_of_tokens(model: LoadedModel, text: Any) -> int:

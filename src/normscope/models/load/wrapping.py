@@ -173,7 +173,7 @@ def _loaded(
         name=name,
         revision=None,
         max_length=longest_input(model, layout, tokenizer),
-        require_current=functools.partial(copied.require_current, tokenizer, tokenizer.model_max_length),
+        require_current=functools.partial(copied.require_current, tokenizer, _size_of(tokenizer)),
     )
 
 
@@ -299,16 +299,21 @@ class _Copy:
         replace_pointwise(self.model)
         self._state = _state(original, self._own)
 
-    def require_current(self, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
-        """Check that the copy still has the weights of its original, and a tokenizer its maximal length.
+    def require_current(self, tokenizer: PreTrainedTokenizerBase, size: tuple[int, int]) -> None:
+        """Check that the copy still has the weights of its original, and a tokenizer its maximal length and its vocabulary.
 
         Raises:
             InputError: If the original was moved, cast or given other weights, or its adapters have changed.
         """
         original = self._original()
         changed = original is not None and _state(original, self._own) != self._state
-        if changed or tokenizer.model_max_length != longest:
+        if changed or _size_of(tokenizer) != size:
             raise InputError(_CHANGED.format(self._name))
+
+
+def _size_of(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+    """The maximal length of a tokenizer's texts, and the number of its tokens."""
+    return tokenizer.model_max_length, len(tokenizer)
 
 
 def _state(model: nn.Module, own: set[int]) -> list[tuple[object, ...]]:

@@ -184,7 +184,7 @@ def rule_in_memory(encoder: nn.Module, name: str) -> tuple[TextRule, str]:
 
 
 def rule_of(folder: Path | None, name: str) -> TextRule:
-    """How a cross-encoder of sentence-transformers writes pairs, according to its own files. Other models read texts as given.
+    """How a model of sentence-transformers writes texts, according to its own files. Other models read texts as given.
 
     Args:
         folder: The model's folder; None if it has none.
@@ -200,8 +200,11 @@ def rule_of(folder: Path | None, name: str) -> TextRule:
 
 
 def _rule(settings: Mapping[str, Any], transformer: Mapping[str, Any], name: str) -> TextRule:
-    if settings.get("model_type") != "CrossEncoder":
-        return AS_GIVEN
+    kind, prompts = settings.get("model_type"), settings.get("prompts")
+    prompt = prompts.get(str(settings.get("default_prompt_name"))) if isinstance(prompts, Mapping) else None
+    prompt = prompt if isinstance(prompt, str) else ""
+    if kind != "CrossEncoder":  # late interaction has a prompt for queries and one for documents, and no default
+        return AS_GIVEN if kind == "MultiVectorEncoder" else TextRule(prompt)
     given = dict(transformer.get("processing_kwargs") or {})
     chat = dict(given.pop("chat_template", None) or {})
     chat.pop("restore_suffix", None)  # of texts that are cut, which are refused
@@ -212,8 +215,7 @@ def _rule(settings: Mapping[str, Any], transformer: Mapping[str, Any], name: str
             f"model.name={name}: the Transformer module sets {printable(unknown[0], 60)} in processing_kwargs, expected one "
             "that reads texts, or writes them in the tokenizer's chat template"
         )
-    prompt = (settings.get("prompts") or {}).get(settings.get("default_prompt_name"))
-    return TextRule(prompt or "", chat if "message" in (transformer.get("modality_config") or {}) else None)
+    return TextRule(prompt, chat if "message" in (transformer.get("modality_config") or {}) else None)
 
 
 def kind_of_encoder(model: object) -> str | None:

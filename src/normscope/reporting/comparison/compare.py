@@ -190,11 +190,17 @@ def _heatmaps(runs: Sequence[Result], names: Sequence[str], groups: Sequence[str
 
 
 def _repeated(runs: Mapping[Path, Result], names: Sequence[str]) -> list[list[str]]:
-    """The runs that are one run several times, by the names of their folders."""
-    alike: dict[tuple[str, frozenset[str]], list[str]] = {}
+    """The runs that have measured the same, in whole or in part, by the names of their folders."""
+    alike: list[tuple[str, set[str], list[str]]] = []
     for (folder, result), name in zip(runs.items(), names, strict=True):
-        alike.setdefault((name, frozenset(result.metrics)), []).append(folder.name)
-    return [folders for folders in alike.values() if len(folders) > 1]
+        for other, metrics, folders in alike:
+            if other == name and not metrics.isdisjoint(result.metrics):
+                metrics.update(result.metrics)
+                folders.append(folder.name)
+                break
+        else:
+            alike.append((name, set(result.metrics), [folder.name]))
+    return [folders for _, _, folders in alike if len(folders) > 1]
 
 
 def _side_by_side(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:

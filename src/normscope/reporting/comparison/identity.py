@@ -5,6 +5,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from normscope.analyses.registry import analyses
 from normscope.reporting.comparison.swept import SEED, Config
 from normscope.results.result import Result
 
@@ -63,7 +64,10 @@ def _parts(result: Result, config: Config, place: int) -> dict[str, Any]:
     parts: dict[str, Any] = {"weights": of_seeds.get(str(facts.get("weights_from"))) or weights}
     parts |= {f"{weights} {head}": digest for head, digest in (facts.get("heads_sha256") or {}).items()}
     compared: Mapping[str, Any] = facts.get("compared") or {}
-    parts["texts"] = facts.get("texts_digest") or ("unknown", place)
+    # The texts of pairs, and the pairs that the same run may also read as sequences, have digests of their own.
+    infos = [analyses()[name] for name in result.analyses if name in analyses()]
+    only_pairs = bool(infos) and all(info.requires_pairs for info in infos)
+    parts["compared" if only_pairs else "texts"] = facts.get("texts_digest") or ("unknown", place)
     parts |= {"compared": compared["texts_digest"]} if "texts_digest" in compared else {}
     for key, value in config.items():
         section, _, rest = key.partition(".")
