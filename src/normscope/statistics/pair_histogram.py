@@ -222,8 +222,9 @@ class PairHistogram:
 
     def table(self, groups: Sequence[int]) -> tuple[int, np.ndarray]:
         """First cell of the second axis, and the counts (first × second) of some groups together."""
-        counts = self.counts[:, :, list(groups)].sum(dim=-1)
-        return self.low, counts.cpu().numpy().astype(np.int64)
+        # Adds along the axis whose cells are neighbours.
+        counts = self._cells(self.low, int(self._high))[..., list(groups)].sum(dim=(0, -1))
+        return self.low, counts.cpu().numpy()
 
     def _cells(self, low: int, high: int) -> Int[Tensor, "lane first second group"]:
         """The stored counts of a range of the second axis."""
