@@ -150,7 +150,7 @@ class RankCorrelation(Accumulator):
         parts = [histogram.table(groups) for histogram in chosen]
         start = min(low for low, _ in parts)
         stop = max(low + counts.shape[1] for low, counts in parts)
-        table = np.zeros((self._first.cells, stop - start), dtype=np.int64)
+        table = np.zeros((stop - start, self._first.cells), dtype=np.int64).T  # as the tables that are added
         for low, counts in parts:
             table[:, low - start : low - start + counts.shape[1]] += counts
         near = np.sum([histogram.near.numpy() for histogram in chosen], axis=0)
@@ -260,17 +260,21 @@ def _exact(pairs: PairsOfKeys, *tolerances: float) -> Correlation:
     distinct, cells = np.unique(y_ranks, return_inverse=True)
     values, cells = _in_order(pairs.first.numpy(), np.repeat(cells.astype(np.int32), counts))
     # Ranks in halves, centred at zero: whole numbers, whose sums are exact and do not depend on the order of equal values.
-    sums, squares, moved, stop = np.zeros(len(distinct)), 0.0, 0.0, 0
+    sums, squares, moved = np.zeros(len(distinct)), 0.0, 0.0
+    reached = np.zeros(total + 1, dtype=np.int32)  # for each value, how many reach no further than up to it
+    stop = passed = 0
     while stop < total:
-        start, last = stop, values[: stop + _AT_ONCE][-1:]
-        stop += int(np.searchsorted(values[start:], last, "right")[0])
-        some = slice(start, stop)
-        begins, ends = start + _runs(np.diff(values[some]) > 0)
-        often, ranks = ends - begins, begins + ends - total
-        sums += np.bincount(cells[some], np.repeat(ranks, often), len(sums))
+        start, largest = stop, values[: stop + _AT_ONCE][-1:]
+        stop += int(np.searchsorted(values[start:], largest, "right")[0])
+        begins, ends = _runs(np.diff(values[start:stop]) > 0)
+        often, ranks = ends - begins, begins + ends + (2 * start - total)
+        sums += np.bincount(cells[start:stop], np.repeat(ranks, often), len(sums))
         squares += float(often @ np.square(ranks, dtype=float))
-        first, last = _reach(values, some, values[begins], tolerances[0])
-        moved += float(often @ np.square(np.maximum(begins - first, last - ends), dtype=float))
+        last = _last(values[start:], begins, tolerances[0])
+        reached[start : start + last[-1] + 1] += np.bincount(last, often).astype(np.int32)
+        first = passed + reached[start:stop].cumsum() - start
+        passed = int(first[-1]) + start
+        moved += float(often @ np.square(np.maximum(begins - first[begins], last - ends), dtype=float))
     x = _Side(float(np.sqrt(squares / total)) / (2 * total), 0.0, float(np.sqrt(moved / total)) / total)
     return _bounded(x, y, float(sums @ distinct) / (2 * total) / total, 0.0, total)
 
@@ -290,7 +294,8 @@ def _of_keys(
     equal = np.repeat(values[ends - 1] <= values[begins] * (1 + tolerance), ends - begins)
     begins, ends = _runs((np.diff(values) > 0) & (apart | ~equal[1:]))
     low, high, total = pairs[begins], pairs[ends], int(pairs[-1])
-    first, last = _reach(values, slice(0, len(values)), values[begins], tolerance)
+    last = _last(values, begins, tolerance)
+    first = np.searchsorted(np.repeat(last, ends - begins), begins, "right")
     moves = np.where(equal[begins], 0, np.maximum(low - pairs[first], pairs[last] - high)) / total
     ranks = (low + high) / (2 * total) - 0.5
     mean_ranks = np.empty(len(values))
@@ -320,19 +325,16 @@ def _runs(apart: Bool[np.ndarray, " gap"]) -> Int[np.ndarray, "2 run"]:
     return np.stack([begins, np.append(begins[1:], len(apart) + 1)])
 
 
-def _reach(
-    values: Float[np.ndarray, " value"], some: slice, asked: Float[np.ndarray, " asked"], tolerance: float
-) -> tuple[Int[np.ndarray, " asked"], Int[np.ndarray, " asked"]]:
-    """Where the values begin and end that may be equal to others, or in the other order.
+def _last(
+    values: Float[np.ndarray, " value"], some: Int[np.ndarray, " some"], tolerance: float
+) -> Int[np.ndarray, " some"]:
+    """Where the values end that are so close to some of them that they may be equal, or in the other order.
 
     Args:
         values: In increasing order.
-        some: Among which the others are. They are asked for together: only what may be near is searched.
-        asked: The others, in increasing order.
-        tolerance: Relative. Values closer than this may be in the other order.
+        some: The places of those that are asked for, in increasing order.
+        tolerance: Relative.
     """
-    reach = asked * (1 + tolerance)
-    low = int(np.searchsorted(values[: some.start], asked[:1] / (1 + 2 * tolerance))[0])
-    high = some.stop + int(np.searchsorted(values[some.stop :], reach[-1:], "right")[0])
-    first = low + np.searchsorted(values[low : some.stop] * (1 + tolerance), asked)
-    return first, some.start + np.searchsorted(values[some.start : high], reach, "right")
+    reach = values[some] * (1 + tolerance)
+    within = int(np.searchsorted(values, reach[-1:], "right")[0])
+    return np.searchsorted(values[:within], reach, "right")
