@@ -222,8 +222,8 @@ class PairHistogram:
 
     def table(self, groups: Sequence[int]) -> tuple[int, np.ndarray]:
         """First cell of the second axis, and the counts (first × second) of some groups together."""
-        counts = self.counts[:, :, list(groups)].sum(dim=-1)
-        return self.low, counts.cpu().numpy().astype(np.int64)
+        by_key = self._cells(self.low, int(self._high)).permute(0, 2, 3, 1)  # as in memory
+        return self.low, by_key[:, :, list(groups)].sum(dim=(0, 2)).T.cpu().numpy()
 
     def _cells(self, low: int, high: int) -> Int[Tensor, "lane first second group"]:
         """The stored counts of a range of the second axis."""
