@@ -298,7 +298,7 @@ def test_numbers_of_places_in_weights_are_of_these_weights(invented, digest, sai
     result = of_nobody("mine")
     result = dataclasses.replace(result, facts={**result.facts, "files_sha256": digest})
     found = differences("nobody2000", ["Section 3"], result)
-    assert found == ({"model.name": ("mine", ["the paper’s own weights"])} if said else {})
+    assert found == ({"model.name": ("mine", ["its own weights"])} if said else {})
 
 
 @pytest.mark.usefixtures("invented")

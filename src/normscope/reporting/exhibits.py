@@ -151,7 +151,7 @@ def differences(paper: str, exhibits: Collection[str], result: Result) -> dict[s
     for group in (group for exhibit in exhibits for group in closest(paper, exhibit, result)[:1]):
         conditions = unmet(group, settings)
         if "weights" in group and result.facts.get("files_sha256") not in group["weights"]:
-            conditions["model.name"] = "the paper’s own weights"
+            conditions["model.name"] = "its own weights"
         for key, value in conditions.items():
             wanted[key] = list(dict.fromkeys([*wanted.get(key, []), value]))
     return {key: (settings.get(key), values) for key, values in wanted.items()}

@@ -207,7 +207,8 @@ def _section(paper: str, exhibit: Exhibit, chosen: Sequence[Run], drawn: dict[st
     groups = closest(paper, exhibit.exhibit, chosen[0].result)
     form = exhibit.printed(groups)
     content = _printed(form, groups, exhibit, chosen) + _numbers(exhibit, chosen, form.to_numpy().ravel())
-    if not any(len(exhibit.rows_of(run.result)) for run in chosen) and (not measures or not form.empty):
+    drawn_here = any(exhibit.figures_of(run.result) for run in chosen)
+    if not any(len(exhibit.rows_of(run.result)) for run in chosen) and not (form.empty and drawn_here):
         content += Markup().join(_own_table(name, run) for run in chosen for name in exhibit.tables)
     if links:
         content += Markup('<p class="faint">See also {}.</p>').format(Markup(", ").join(dict.fromkeys(links)))
@@ -286,7 +287,7 @@ def _printed(
         if not any(source != other and source.startswith(other) for other in named)
     ]
     if len(lines) == len(of_papers):
-        captions.append("beside no line of ours, since these are places in the paper’s weights")
+        captions.append("not compared, since these are places in the paper’s weights")
     return table(shown, "; ".join(captions), written=list(form))
 
 
@@ -328,4 +329,4 @@ def _folded_if_long(rows: pd.DataFrame, caption: str) -> Markup:
     shown = table(rows, caption)
     if len(rows) <= _UNFOLDED:
         return shown
-    return Markup("<details><summary>{}</summary>{}</details>").format(counted(len(rows), "number"), shown)
+    return Markup("<details><summary>{}, {}</summary>{}</details>").format(caption, counted(len(rows), "row"), shown)
