@@ -170,7 +170,10 @@ def grid(group: Mapping[str, Any]) -> pd.DataFrame:
         [[_cell(group, {**row["at"], group["along"]: number}) for number in numbers] for row in group["rows"]],
         columns=[title(group["along"], str(number)) for number in numbers],
     )
-    places = [{axis: title(axis, str(value)) for axis, value in row["at"].items()} for row in group["rows"]]
+    places = [
+        {axis: title(axis, str(value)).removeprefix(f"{axis} ") for axis, value in row["at"].items()}
+        for row in group["rows"]
+    ]
     return names.set_index(pd.MultiIndex.from_frame(pd.DataFrame(places)))
 
 

@@ -279,7 +279,8 @@ def _printed(
     )
     by_row = np.arange(len(cells)).reshape(len(lines), -1).T.ravel()
     places = list(form.index.names)
-    shown = cells.iloc[by_row].reset_index()[[*places, " ", *form]]
+    shown = cells.iloc[by_row].reset_index()[[*places, *([" "] if len(lines) > 1 else []), *form]]
+    numbered = [place for place in places if shown[place].str.isdecimal().all()]
     shown.loc[shown.index % len(lines) > 0, places] = ""  # said in the first line
     captions = [
         source if [line] == of_papers else f"{line}: {source}"
@@ -288,7 +289,7 @@ def _printed(
     ]
     if len(lines) == len(of_papers):
         captions.append("not compared, since these are places in the paper’s weights")
-    return table(shown, "; ".join(captions), written=list(form))
+    return table(shown, "; ".join(captions), written=[*numbered, *form])
 
 
 def _decimals(column: "pd.Series[Any]") -> float:
