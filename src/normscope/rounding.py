@@ -50,10 +50,21 @@ def power_of_ten(exponent: int) -> str:
 
 def percentage(share: float, *, signed: bool = False, decimals: int = 1) -> str:
     """A share as a percentage with one decimal: `12.3%`."""
-    if not math.isfinite(share):
-        return number(share, signed=signed)
-    rounded = _rounded(decimal.Decimal(abs(share) * 100), -decimals)
-    return f"{_with_sign(f'{rounded:,f}', share if rounded else 0.0, signed)}%"
+    written = fixed(share * 100, decimals, signed=signed)
+    return f"{written}%" if math.isfinite(share) else written
+
+
+def fixed(value: float, decimals: int, *, signed: bool = False) -> str:
+    """A number with so many decimals: `12.3`, `−0.40`; with a plus sign before positive ones if `signed`."""
+    if not math.isfinite(value):
+        return number(value, signed=signed)
+    rounded = _rounded(decimal.Decimal(abs(value)), -decimals)
+    return _with_sign(f"{rounded:,f}", value if rounded else 0.0, signed)
+
+
+def decimals_of(value: float) -> int:
+    """How many decimals a number was given with, six at most: 2 of 0.37, none of a whole number."""
+    return len(f"{value:f}".rstrip("0").partition(".")[2])
 
 
 def brief(value: float, *beside: float, signed: bool = False) -> str:

@@ -19,7 +19,7 @@ from normscope.reporting.exhibits import Exhibit, differences, reproduction_of
 from normscope.reporting.page.elements import table
 from normscope.reporting.page.paper import Run, page_of_paper, sections_of_paper
 from normscope.reporting.page.report import page
-from normscope.reporting.published import COMPARISON, PAPERS, compare, published
+from normscope.reporting.published import COMPARISON, PAPERS, compare, printed, published
 from normscope.results.declare import declared
 from normscope.results.result import Result
 from tests.contract.test_codes_on_pages import reported
@@ -60,6 +60,14 @@ def test_an_exhibit_names_what_analyses_publish(paper, exhibit):
     for pattern in exhibit.figures:
         analysis, figure = owner(pattern, "_")
         assert any(fnmatch(name, figure) for name in everything(analysis).figures), pattern
+    assert all(len(metrics) <= len(exhibit.columns) for metrics in exhibit.rows.values())
+    form = {*exhibit.printed([]).stack().dropna()}
+    for metric in form:
+        assert declared(analyses()[owner(metric, "/")[0]].published.metrics, owner(metric, "/")[1]), metric
+    groups = [group for group in published(paper) if group["exhibit"] == exhibit.exhibit]
+    # Other data of the same exhibit, which are no part of the paper's table, have numbers of their own.
+    same = [group for group in groups if group["when"] == groups[0]["when"]]
+    assert not form or {name for group in same for name in printed(group)} <= form
     assert exhibit.how(), f"{paper}, {exhibit.exhibit}: no command shows it"
     if exhibit.preset is not None:
         options = composed(f"experiment={exhibit.preset}")
@@ -190,6 +198,78 @@ def test_the_page_of_a_paper_has_a_column_for_each_model_and_prefers_the_exhibit
     assert cells[:5] == ["measure", "published", "a", "b", "mean coefficient of variation of ‖x‖"]
 
 
+def lines_of(section) -> list[list[str]]:
+    """The cells of a section's first table, by rows."""
+    return [re.findall(_CELLS, row) for row in re.findall(r"<tr>(.*?)</tr>", section.content.split("</table>")[0])]
+
+
+def test_numbers_that_a_paper_prints_as_a_table_are_its_rows_and_columns(invented):
+    listed = yaml.safe_load((invented / "nobody2000/exhibits.yaml").read_text())
+    rows = {"of f": ["norms/f/mean", "norms/f/cv_mean"], "of x": [None, "norms/x/cv_mean"]}
+    listed["exhibits"][2] |= {"columns": ["mean", "CV"], "rows": rows}
+    (invented / "nobody2000/exhibits.yaml").write_text(yaml.safe_dump(listed, sort_keys=False))
+    groups = yaml.safe_load((invented / "nobody2000/published.yaml").read_text())
+    groups[1]["values"] = {"norms/x/cv_mean": 0.5, "norms/f/mean": 1234.0}
+    again = groups[1] | {"source": "Nobody, notebook", "values": {"norms/x/cv_mean": 0.123}}
+    other = groups[1] | {"source": "Nobody, section 3, more", "values": {"norms/f/cv_mean": 0.25}}
+    (invented / "nobody2000/published.yaml").write_text(yaml.safe_dump([*groups, again, other]))
+    a, b = of_nobody("a"), of_nobody("theirs")
+    section = sections_of_paper([Run("a", "", a), Run("b", "", b)])[3]
+    mean, of_f, of_x = (a.metrics[name] for name in ("norms/f/mean", "norms/f/cv_mean", "norms/x/cv_mean"))
+    assert lines_of(section) == [
+        ["", " ", "mean", "CV"],
+        ["of f", "published", "1,234", "0.25"],
+        ["", "published′", "", ""],
+        ["", "a", f"{mean:.0f}", f"{of_f:.3f}"],
+        ["", "b", f"{mean:.0f}", f"{of_f:.3f}"],
+        ["of x", "published", "", "0.50"],
+        ["", "published′", "", "0.123"],
+        ["", "a", "", f"{of_x:.3f}"],
+        ["", "b", "", f"{of_x:.3f}"],
+    ]
+    assert "published: Nobody, section 3; published′: Nobody, notebook; b: " in section.content
+    assert "of 4 within tolerance" in section.content
+    assert section.content.count("<table") == 1
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_table_of_places_is_printed_beside_our_own_unless_the_weights_have_these_places(same):
+    """Table 1 of Maruta & Matsuzaki: 24 rows of 12 heads."""
+    *_, group = published("maruta2024")
+    *_, exhibit = (one for one in reproduction_of("maruta2024").exhibits if one.exhibit == "Table 1")
+    result = reported("score", everything("score"))
+    cells = [
+        {**row["at"], "head": head, "mean": value + 0.2, "lower": 0.0, "upper": 0.0}
+        for row in group["rows"]
+        for head, value in enumerate(row["values"], start=1)
+    ]
+    digest = group["weights"][0] if same else "0" * 64
+    config = plain(composed("experiment=maruta2024", "model.name=x", "dataset=stsb", "dataset.path=dev.csv"))
+    tables = {**result.tables, "score_contributions": pd.DataFrame(cells)}
+    tables[COMPARISON] = compare("maruta2024", {}, tables, config, digest)
+    result = dataclasses.replace(
+        result, tables=tables, config=config, facts={**result.facts, "files_sha256": digest, "model": "x"}
+    )
+    section = next(one for one in sections_of_paper([Run("this run", "", result)]) if one.title == exhibit.exhibit)
+    head, *lines = lines_of(section)
+    assert head == [
+        "layer",
+        "dimension",
+        "category",
+        *([" "] if same else []),
+        *(f"head {number}" for number in range(1, 13)),
+    ]
+    printed_lines = lines[::2] if same else lines
+    assert len(printed_lines) == 24
+    published_line = ["published"] if same else []
+    assert printed_lines[0][: 5 + same] == ["2", "308", "[CLS]", *published_line, "11.9", "21.9"]
+    assert printed_lines[5][3 : 5 + same] == [*published_line, "0.1", "0.1"]
+    assert not same or lines[1][:6] == ["", "", "", "this run", "12.1", "22.1"]
+    assert ("288 of 288 within tolerance" in section.content) is same
+    assert ("places in the paper’s weights" in section.content) is not same
+    assert section.content.count("<table") == (1 if same else 2)  # our own dimensions
+
+
 @pytest.mark.usefixtures("invented")
 def test_runs_of_two_papers_have_no_page():
     other = of_nobody("a")
@@ -225,7 +305,7 @@ def test_numbers_of_places_in_weights_are_of_these_weights(invented, digest, sai
     result = of_nobody("mine")
     result = dataclasses.replace(result, facts={**result.facts, "files_sha256": digest})
     found = differences("nobody2000", ["Section 3"], result)
-    assert found == ({"model.name": ("mine", ["the paper’s own weights"])} if said else {})
+    assert found == ({"model.name": ("mine", ["its own weights"])} if said else {})
 
 
 @pytest.mark.usefixtures("invented")

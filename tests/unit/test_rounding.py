@@ -12,8 +12,10 @@ from normscope.rounding import (
     brief,
     brief_share,
     compared,
+    decimals_of,
     differ,
     duration,
+    fixed,
     movement,
     number,
     percentage,
@@ -64,6 +66,19 @@ def test_signs():
 )
 def test_percentages_have_one_decimal(share, written):
     assert percentage(share) == written
+
+
+@pytest.mark.parametrize(
+    ("value", "decimals", "written"),
+    [(12.6561, 2, "12.66"), (-0.304, 2, "−0.30"), (-0.001, 2, "0.00"), (17443296, 0, "17,443,296"), (math.nan, 2, "")],
+)
+def test_numbers_with_the_decimals_that_were_printed(value, decimals, written):
+    assert fixed(value, decimals) == written
+
+
+@pytest.mark.parametrize(("value", "decimals"), [(0.37, 2), (4.0, 0), (17443296, 0), (-9.7, 1), (0.0, 0), (0.9999, 4)])
+def test_decimals_that_were_printed(value, decimals):
+    assert decimals_of(value) == decimals
 
 
 @pytest.mark.parametrize(

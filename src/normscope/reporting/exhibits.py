@@ -1,15 +1,16 @@
 """The tables, figures and results of a paper, and what shows each of them here."""
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
+from typing import Any
 
 import pandas as pd
 import yaml
 
 from normscope.config.schema import flat
 from normscope.distribution import folder
-from normscope.reporting.published import COLUMNS, COMPARISON, file_of, published, unmet
+from normscope.reporting.published import COLUMNS, COMPARISON, file_of, grid, published, unmet
 from normscope.results.result import Result
 
 _PRESETS = folder("conf") / "experiment"
@@ -30,6 +31,10 @@ class Exhibit:
     """Our tables of the same numbers, by full name."""
     figures: Sequence[str] = ()
     """Our figures of the same, by full name; `alignment_map_*` stands for several."""
+    columns: Sequence[str] = ()
+    """Of the paper's table, if the paper prints the numbers as one."""
+    rows: Mapping[str, Sequence[str | None]] = dataclasses.field(default_factory=dict)
+    """Of that table: the metrics in its columns, by what the row is called; None is an empty cell."""
     maps: bool = False
     """Whether the explorer of token maps shows it."""
     command: str = ""
@@ -59,6 +64,19 @@ class Exhibit:
         rows = result.tables.get(COMPARISON, pd.DataFrame(columns=list(COLUMNS)))
         # Runs of earlier versions do not say which exhibit a number is of.
         return rows[rows["exhibit"] == self.exhibit] if "exhibit" in rows else rows.head(0)
+
+    def printed(self, groups: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+        """The paper's own table: names of numbers, or None, by what its rows and columns are called.
+
+        Args:
+            groups: Its published numbers. Rows of one of our tables are a table as they are.
+
+        Returns:
+            Empty if the paper does not print its numbers as a table.
+        """
+        if not self.rows:
+            return pd.concat([pd.DataFrame(), *(grid(group) for group in groups if "table" in group)])
+        return pd.DataFrame.from_dict(dict(self.rows), orient="index", columns=list(self.columns)).rename_axis([""])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +124,20 @@ def command_of(preset: str) -> str:
     return f"normscope{command.removeprefix(_TYPED)}"
 
 
+def closest(paper: str, exhibit: str, result: Result) -> list[dict[str, Any]]:
+    """The groups of an exhibit's published numbers whose conditions a run comes closest to.
+
+    Args:
+        paper: Folder below `experiments/`.
+        exhibit: Its name.
+        result: The results of the run.
+    """
+    settings = flat(result.config)
+    groups = [group for group in published(paper) if group["exhibit"] == exhibit]
+    fewest = min((len(unmet(group, settings)) for group in groups), default=0)
+    return [group for group in groups if len(unmet(group, settings)) == fewest]
+
+
 def differences(paper: str, exhibits: Collection[str], result: Result) -> dict[str, tuple[object, list[object]]]:
     """In what a run differs from the paper's: by key, its value, and the paper's values.
 
@@ -115,15 +147,11 @@ def differences(paper: str, exhibits: Collection[str], result: Result) -> dict[s
         result: The results of the run.
     """
     settings = flat(result.config)
-    closest: dict[str, dict[str, object]] = {}
-    for group in published(paper):
-        name, conditions = group["exhibit"], unmet(group, settings)
-        if "weights" in group and result.facts.get("files_sha256") not in group["weights"]:
-            conditions["model.name"] = "the paper’s own weights"
-        if name in exhibits and (name not in closest or len(conditions) < len(closest[name])):
-            closest[name] = conditions
     wanted: dict[str, list[object]] = {}
-    for conditions in closest.values():
+    for group in (group for exhibit in exhibits for group in closest(paper, exhibit, result)[:1]):
+        conditions = unmet(group, settings)
+        if "weights" in group and result.facts.get("files_sha256") not in group["weights"]:
+            conditions["model.name"] = "its own weights"
         for key, value in conditions.items():
             wanted[key] = list(dict.fromkeys([*wanted.get(key, []), value]))
     return {key: (settings.get(key), values) for key, values in wanted.items()}

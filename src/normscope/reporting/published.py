@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 import yaml
 
+from normscope.analyses.registry import analyses
 from normscope.config.schema import flat
 from normscope.distribution import folder
 from normscope.errors import InputError
@@ -140,10 +141,40 @@ def _pairs(
         for number, printed in enumerate(row["values"], start=1):
             if number in measured.index:
                 at = {**row["at"], along: number}
-                name = " ".join([group["table"], *(f"{column}={wanted}" for column, wanted in at.items())])
                 words = cell_title(group["table"], group["column"], at)
-                pairs[name] = (words, float(measured[number]), printed)
+                pairs[_cell(group, at)] = (words, float(measured[number]), printed)
     return pairs
+
+
+def _cell(group: Mapping[str, Any], at: Mapping[str, object]) -> str:
+    """What a cell of a group's table is called in comparisons."""
+    return " ".join([group["table"], *(f"{column}={wanted}" for column, wanted in at.items())])
+
+
+def printed(group: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a group as they were published, by what they are called in comparisons."""
+    if "table" not in group:
+        return {**group["values"]}
+    return {
+        _cell(group, {**row["at"], group["along"]: number}): value
+        for row in group["rows"]
+        for number, value in enumerate(row["values"], start=1)
+    }
+
+
+def grid(group: Mapping[str, Any]) -> pd.DataFrame:
+    """What the numbers of a group of a table are called in comparisons: a row for each place, with columns along an axis."""
+    title = analyses()[group["table"].partition("_")[0]].published.title
+    numbers = range(1, len(group["rows"][0]["values"]) + 1)
+    names = pd.DataFrame(
+        [[_cell(group, {**row["at"], group["along"]: number}) for number in numbers] for row in group["rows"]],
+        columns=[title(group["along"], str(number)) for number in numbers],
+    )
+    places = [
+        {axis: title(axis, str(value)).removeprefix(f"{axis} ") for axis, value in row["at"].items()}
+        for row in group["rows"]
+    ]
+    return names.set_index(pd.MultiIndex.from_frame(pd.DataFrame(places)))
 
 
 def unmet(group: Mapping[str, Any], settings: Mapping[str, object]) -> dict[str, object]:

@@ -5,7 +5,7 @@ import functools
 import importlib.resources
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -73,9 +73,15 @@ def deflated(content: bytes) -> str:
     return base64.b64encode(zlib.compress(content, 9)).decode()
 
 
-def table(rows: pd.DataFrame, caption: str) -> Markup:
-    """A small HTML table."""
-    numeric = {name: _is_numeric(rows[name]) for name in rows}
+def table(rows: pd.DataFrame, caption: str, written: Collection[object] = ()) -> Markup:
+    """A small HTML table.
+
+    Args:
+        rows: Its cells.
+        caption: What it shows.
+        written: Columns of numbers that are text already.
+    """
+    numeric = {name: name in written or _is_numeric(rows[name]) for name in rows}
     head = "".join(f'<th scope="col"{"" if numeric[name] else _WORD}>{escape(name)}</th>' for name in rows)
     body = "".join(
         f"<tr>{''.join(_cell(value, numeric[name]) for name, value in zip(rows, row, strict=True))}</tr>"
@@ -158,8 +164,8 @@ def _cell(value: Any, numeric: bool) -> str:
     if not numeric:
         whole = f' title="{escape(value)}"' if len(str(value)) > _LONGEST_WORD else ""
         return f"<td{_WORD}{whole}>{escape(value)}</td>"
-    if pd.isna(value):
-        return "<td></td>"
+    if isinstance(value, str) or pd.isna(value):
+        return f"<td>{value if isinstance(value, str) else ''}</td>"
     is_count = isinstance(value, int | np.integer) or (abs(value) >= _LARGE and float(value).is_integer())
     return f"<td>{int(value):,}</td>" if is_count else f"<td>{number(float(value))}</td>"
 

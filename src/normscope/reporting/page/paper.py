@@ -1,22 +1,26 @@
 """A paper's tables and figures beside ours, in its order: the first sections of a run's report, or a page of several runs."""
 
 import dataclasses
+import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
 from normscope.errors import InputError
-from normscope.reporting.exhibits import Exhibit, Reproduction, differences, reproduction_of
+from normscope.reporting.exhibits import Exhibit, Reproduction, closest, differences, reproduction_of
 from normscope.reporting.page.elements import SHOWN_ROWS, id_of_table, readable, table, without_folders
 from normscope.reporting.page.sections import Measure, Section, render
+from normscope.reporting.published import printed
 from normscope.reporting.run_folder import REPORT
 from normscope.results.codes import in_words
 from normscope.results.result import Result
-from normscope.rounding import counted, enumeration
+from normscope.rounding import counted, decimals_of, enumeration, fixed
 
 _UNFOLDED = 40
 """Rows of a table that readers see without unfolding it."""
@@ -110,7 +114,7 @@ def sections_of_paper(runs: Sequence[Run]) -> list[Section]:
             content=Markup("<h3>What differs</h3>") + _lines(_differing(paper, shown)) if shown else Markup(),
             remarks=[reproduction.needs] if reproduction.needs else [],
         ),
-        *(_section(exhibit, chosen, drawn) for exhibit, chosen in shown),
+        *(_section(paper, exhibit, chosen, drawn) for exhibit, chosen in shown),
         *([Section("paper-rest", "Not shown here", content=_lines(map(_missing, missing)))] if missing else []),
     ]
 
@@ -175,10 +179,11 @@ def _missing(exhibit: Exhibit) -> Markup:
     return Markup("<b>{}</b>. {}{}").format(exhibit.exhibit, exhibit.title, command)
 
 
-def _section(exhibit: Exhibit, chosen: Sequence[Run], drawn: dict[str, Exhibit]) -> Section:
+def _section(paper: str, exhibit: Exhibit, chosen: Sequence[Run], drawn: dict[str, Exhibit]) -> Section:
     """An exhibit: its published numbers beside ours, and our figures.
 
     Args:
+        paper: Folder below `experiments/`.
         exhibit: The exhibit.
         chosen: The runs that show it.
         drawn: The exhibits of the figures that earlier sections show, by the name of the element; those of this one are added.
@@ -199,9 +204,12 @@ def _section(exhibit: Exhibit, chosen: Sequence[Run], drawn: dict[str, Exhibit])
                 links.append(_link(f"{run.report}#{id_of_table(name)}", f"the table {in_words(name)}{of_run}"))
         if exhibit.maps and run.result.maps:
             links.append(_link(f"{run.report}#explorer", f"token maps{of_run}"))
-    content = _numbers(exhibit, chosen)
-    if not content and not measures:
-        content = Markup().join(_own_table(name, run) for run in chosen for name in exhibit.tables)
+    groups = closest(paper, exhibit.exhibit, chosen[0].result)
+    form = exhibit.printed(groups)
+    content = _printed(form, groups, exhibit, chosen) + _numbers(exhibit, chosen, form.to_numpy().ravel())
+    drawn_here = any(exhibit.figures_of(run.result) for run in chosen)
+    if not any(len(exhibit.rows_of(run.result)) for run in chosen) and not (form.empty and drawn_here):
+        content += Markup().join(_own_table(name, run) for run in chosen for name in exhibit.tables)
     if links:
         content += Markup('<p class="faint">See also {}.</p>').format(Markup(", ").join(dict.fromkeys(links)))
     return Section(
@@ -224,23 +232,84 @@ def _link(address: str, text: str) -> Markup:
     return Markup('<a href="{}">{}</a>').format(address, text)
 
 
-def _numbers_of(exhibit: Exhibit, chosen: Sequence[Run]) -> pd.DataFrame:
-    """The published numbers of an exhibit beside ours: the columns source, measure and published, and one for each run."""
-    of_runs = {run.label: exhibit.rows_of(run.result) for run in chosen}
+def _numbers_of(exhibit: Exhibit, chosen: Sequence[Run], but: Collection[object] = ()) -> pd.DataFrame:
+    """The published numbers of an exhibit beside ours: the columns source, measure and published, and one for each run.
+
+    Args:
+        exhibit: The exhibit.
+        chosen: The runs that show it.
+        but: Metrics to leave out.
+    """
+    of_runs = {run.label: rows[~rows["metric"].isin(but)] for run in chosen for rows in [exhibit.rows_of(run.result)]}
     keys = ["metric", "source"]
     rows = pd.concat(of_runs.values()).drop_duplicates(keys).set_index(keys)
     values = {label: found.set_index(keys)["value"].reindex(rows.index) for label, found in of_runs.items()}
     return rows[["measure", "published"]].assign(**values).reset_index("source").reset_index(drop=True)
 
 
-def _numbers(exhibit: Exhibit, chosen: Sequence[Run]) -> Markup:
-    """The published numbers beside those of each run; nothing if the runs have none of them."""
-    numbers = _numbers_of(exhibit, chosen)
+def _printed(
+    form: pd.DataFrame, groups: Sequence[Mapping[str, Any]], exhibit: Exhibit, chosen: Sequence[Run]
+) -> Markup:
+    """The paper's table in its own form, with lines in each row: as published, from each source, and of each run.
+
+    Numbers have the decimals that were printed. A run of other weights, whose places are others, has no line.
+    """
+    if form.empty:
+        return Markup()
+    lines: dict[str, dict[str, float]] = {}
+    named: dict[str, str] = {}
+    for group in groups:
+        numbers = printed(group)
+        free = (line for line, known in lines.items() if not known.keys() & numbers)
+        line = next(free, f"published{'′' * len(lines)}")
+        lines[line] = lines.get(line, {}) | numbers
+        named[group["source"]] = line
+    of_papers = list(lines)
+    for run in chosen:
+        rows = exhibit.rows_of(run.result)
+        if len(rows):
+            lines[run.label] = run.result.metrics | dict(zip(rows["metric"], rows["value"], strict=True))
+        if len(rows) and not rows["differs_in"].any():
+            named[f"{int(rows['within'].sum())} of {len(rows)} within tolerance"] = run.label
+    values = {line: form.map(numbers.get) for line, numbers in lines.items()}
+    given = pd.DataFrame({line: values[line].apply(_decimals) for line in of_papers})
+    finest = given.max(axis=1).fillna(3)
+    cells = pd.concat(
+        {line: found.apply(_written, digits=given.get(line, finest)) for line, found in values.items()}, names=[" "]
+    )
+    by_row = np.arange(len(cells)).reshape(len(lines), -1).T.ravel()
+    places = list(form.index.names)
+    shown = cells.iloc[by_row].reset_index()[[*places, *([" "] if len(lines) > 1 else []), *form]]
+    numbered = [place for place in places if shown[place].str.isdecimal().all()]
+    shown.loc[shown.index % len(lines) > 0, places] = ""  # said in the first line
+    captions = [
+        source if [line] == of_papers else f"{line}: {source}"
+        for source, line in named.items()
+        if not any(source != other and source.startswith(other) for other in named)
+    ]
+    if len(lines) == len(of_papers):
+        captions.append("not compared, since these are places in the paper’s weights")
+    return table(shown, "; ".join(captions), written=[*numbered, *form])
+
+
+def _decimals(column: "pd.Series[Any]") -> float:
+    """The decimals of the numbers in a column; NaN if it has none."""
+    return max(map(decimals_of, column.dropna()), default=math.nan)
+
+
+def _written(column: "pd.Series[Any]", digits: "pd.Series[float]") -> "pd.Series[str]":
+    return column.map(lambda value: "" if pd.isna(value) else fixed(value, int(digits[column.name])))
+
+
+def _numbers(exhibit: Exhibit, chosen: Sequence[Run], above: Collection[object]) -> Markup:
+    """The published numbers beside those of each run, but for those above; nothing if the runs have none of them."""
+    numbers = _numbers_of(exhibit, chosen, above)
     if numbers.empty:
         return Markup()
     sources = numbers.pop("source")
     if len(chosen) == 1:
         rows = exhibit.rows_of(chosen[0].result)
+        rows = rows[~rows["metric"].isin(above)]
         numbers["difference"] = rows["difference"].to_numpy()
         if not rows["differs_in"].any():
             numbers["within tolerance"] = rows["within"].map({True: "yes", False: "no"}).to_numpy()
@@ -261,4 +330,4 @@ def _folded_if_long(rows: pd.DataFrame, caption: str) -> Markup:
     shown = table(rows, caption)
     if len(rows) <= _UNFOLDED:
         return shown
-    return Markup("<details><summary>{}</summary>{}</details>").format(counted(len(rows), "number"), shown)
+    return Markup("<details><summary>{}, {}</summary>{}</details>").format(caption, counted(len(rows), "row"), shown)
