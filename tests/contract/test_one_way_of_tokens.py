@@ -490,6 +490,16 @@ def test_every_setting_that_changes_an_answer_is_named(causal, setting, caplog, 
     assert f"without {next(iter(setting))}=" in caplog.text
 
 
+@pytest.mark.parametrize("samples", [True, False])
+def test_what_only_sampling_reads_is_named_if_the_model_samples(causal, samples, caplog, monkeypatch):
+    whole, tokenizer, _ = causal
+    settings = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "epsilon_cutoff": 0.01}
+    monkeypatch.setattr(whole, "generation_config", GenerationConfig(eos_token_id=2, do_sample=samples, **settings))
+    say_once.cache_clear()
+    normscope.attribute(normscope.wrap(whole, tokenizer), "the capital", normscope.Answer(tokens=2))
+    assert [f"{name}=" in caplog.text for name in settings] == [samples] * len(settings)
+
+
 def test_tokens_that_were_added_to_a_tokenizer_are_seen():
     tokenizer = byte_level()
     model = normscope.wrap(llama(tokenizer), tokenizer)

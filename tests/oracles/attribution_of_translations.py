@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -134,8 +135,17 @@ def _positions(target: Sequence[Mapping], methods: Sequence[str]) -> Drawn:
     for method, place in itertools.product(methods, range(20)):
         values = [100 * row["source"] for row in target if row["method"] == method and row["word"] == place]
         if values:
-            drawn[(None, NAMES[method], place)] = interval(values)
+            drawn[(None, NAMES[method], place)] = _within_whole(*(number / 100 for number in interval(values)))
     return drawn
+
+
+def _within_whole(mean: float, low: float, high: float) -> tuple[float, float, float]:
+    """In percent, with an interval that is symmetric in the log-odds of the share."""
+    if math.isnan(high) or low == high:
+        return 100 * mean, 100 * low, 100 * high
+    odds, reach = math.log(mean / (1 - mean)), (high - mean) / (mean * (1 - mean))
+    low, high = (1 / (1 + math.exp(-end)) for end in (odds - reach, odds + reach))
+    return 100 * mean, 100 * low, 100 * high
 
 
 def _sentences(methods: Sequence[str], metrics: Mapping[str, float]) -> list[str]:

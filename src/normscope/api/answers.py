@@ -243,6 +243,8 @@ _OBEYED = re.compile(
     "_.*|(bos|eos|pad|.*start)_token_id|max_(length|new_tokens)|transformers_version|.*cache.*|output_.*"
 )
 """Settings of generation that an answer obeys, that `Answer.tokens` replaces, or that change no token."""
+_OF_SAMPLING = re.compile(_OBEYED.pattern + "|temperature|top_.|.*_p|.*_cutoff")
+"""The same with those that only sampling reads."""
 
 
 def _continued(model: LoadedModel, head: PreTrainedModel, prompt: Batch, longest: int) -> tuple[int, ...]:
@@ -251,7 +253,8 @@ def _continued(model: LoadedModel, head: PreTrainedModel, prompt: Batch, longest
         raise InputError(f"tokens={longest}: expected at least 1")
     config = head.generation_config
     settings = {} if config is None else config.to_diff_dict()
-    left = ", ".join(f"{name}={value}" for name, value in settings.items() if not _OBEYED.fullmatch(name))
+    obeyed = _OBEYED if settings.get("do_sample") else _OF_SAMPLING
+    left = ", ".join(f"{name}={value}" for name, value in settings.items() if not obeyed.fullmatch(name))
     if left:
         say_once(
             f"Answer(): the most likely token at each step, without {printable(left, 200)} of {model.name}'s generation config"
