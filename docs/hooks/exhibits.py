@@ -7,6 +7,8 @@ from normscope.reporting.exhibits import Exhibit, reproduction_of
 from normscope.rounding import number
 
 EXPERIMENTS = ROOT / "experiments"
+RECORDED = 'make papers ARGS="--record dataset.limit=40"'
+"""The command that wrote `measured.csv`."""
 
 
 def sections() -> str:
@@ -45,6 +47,6 @@ def _measured(paper: str) -> str:
     models = header[3:]
     cells = [(*row[:2], *(number(float(value)) if value else "" for value in row[2:])) for row in rows]
     return (
-        f"\nMeasured on the sample corpus by `make papers`, with {' and '.join(models)}:\n\n"
+        f"\nMeasured by `{RECORDED}` on the first 40 texts of the sample corpus, with {' and '.join(models)}:\n\n"
         f"{table(('in the paper', 'number', 'published', *models), cells)}"
     )

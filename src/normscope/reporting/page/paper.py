@@ -281,7 +281,8 @@ def _printed(
     places = list(form.index.names)
     shown = cells.iloc[by_row].reset_index()[[*places, *([" "] if len(lines) > 1 else []), *form]]
     numbered = [place for place in places if shown[place].str.isdecimal().all()]
-    shown.loc[shown.index % len(lines) > 0, places] = ""  # said in the first line
+    shown = shown[(shown[list(form)] != "").any(axis=1)]
+    shown.loc[shown.duplicated(places), places] = ""  # said in the line above
     captions = [
         source if [line] == of_papers else f"{line}: {source}"
         for source, line in named.items()
