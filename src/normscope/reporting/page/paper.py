@@ -268,7 +268,7 @@ def _printed(
     for run in chosen:
         rows = exhibit.rows_of(run.result)
         if len(rows):
-            lines[run.label] = run.result.metrics | dict(zip(rows["metric"], rows["value"], strict=True))
+            lines[run.label] = {**run.result.metrics, **dict(zip(rows["metric"], rows["value"], strict=True))}
         if len(rows) and not rows["differs_in"].any():
             named[f"{int(rows['within'].sum())} of {len(rows)} within tolerance"] = run.label
     values = {line: form.map(numbers.get) for line, numbers in lines.items()}
