@@ -44,7 +44,8 @@ def main() -> int:
             failed.append(str(page))
         elif complete and arguments.record:
             numbers = numbers_of_paper(map(Result.read, complete))
-            numbers.to_csv(ROOT / "experiments" / paper / "measured.csv", index=False, float_format="%.4g")
+            if len(numbers):  # none if all are of places in the paper's own weights
+                numbers.to_csv(ROOT / "experiments" / paper / "measured.csv", index=False, float_format="%.4g")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

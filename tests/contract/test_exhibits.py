@@ -219,7 +219,6 @@ def test_numbers_that_a_paper_prints_as_a_table_are_its_rows_and_columns(invente
     assert lines_of(section) == [
         ["", " ", "mean", "CV"],
         ["of f", "published", "1,234", "0.25"],
-        ["", "published′", "", ""],
         ["", "a", f"{mean:.0f}", f"{of_f:.3f}"],
         ["", "b", f"{mean:.0f}", f"{of_f:.3f}"],
         ["of x", "published", "", "0.50"],

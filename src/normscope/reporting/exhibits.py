@@ -125,7 +125,7 @@ def command_of(preset: str) -> str:
 
 
 def closest(paper: str, exhibit: str, result: Result) -> list[dict[str, Any]]:
-    """The groups of an exhibit's published numbers whose conditions a run comes closest to.
+    """The groups of an exhibit's published numbers of the conditions that a run comes closest to, the first of several.
 
     Args:
         paper: Folder below `experiments/`.
@@ -134,8 +134,8 @@ def closest(paper: str, exhibit: str, result: Result) -> list[dict[str, Any]]:
     """
     settings = flat(result.config)
     groups = [group for group in published(paper) if group["exhibit"] == exhibit]
-    fewest = min((len(unmet(group, settings)) for group in groups), default=0)
-    return [group for group in groups if len(unmet(group, settings)) == fewest]
+    nearest = min(groups, key=lambda group: len(unmet(group, settings)), default={})
+    return [group for group in groups if group["when"] == nearest["when"]]
 
 
 def differences(paper: str, exhibits: Collection[str], result: Result) -> dict[str, tuple[object, list[object]]]:

@@ -268,7 +268,7 @@ def _printed(
     for run in chosen:
         rows = exhibit.rows_of(run.result)
         if len(rows):
-            lines[run.label] = run.result.metrics | dict(zip(rows["metric"], rows["value"], strict=True))
+            lines[run.label] = {**run.result.metrics, **dict(zip(rows["metric"], rows["value"], strict=True))}
         if len(rows) and not rows["differs_in"].any():
             named[f"{int(rows['within'].sum())} of {len(rows)} within tolerance"] = run.label
     values = {line: form.map(numbers.get) for line, numbers in lines.items()}
@@ -281,7 +281,8 @@ def _printed(
     places = list(form.index.names)
     shown = cells.iloc[by_row].reset_index()[[*places, *([" "] if len(lines) > 1 else []), *form]]
     numbered = [place for place in places if shown[place].str.isdecimal().all()]
-    shown.loc[shown.index % len(lines) > 0, places] = ""  # said in the first line
+    shown = shown[(shown[list(form)] != "").any(axis=1)]
+    shown.loc[shown.duplicated(places), places] = ""  # said in the line above
     captions = [
         source if [line] == of_papers else f"{line}: {source}"
         for source, line in named.items()
