@@ -29,13 +29,13 @@ class PairsOfKeys(NamedTuple):
 
     def ordered(self) -> "PairsOfKeys":
         """The same pairs with their keys in an order that does not depend on how they came."""
-        starts = self.counts.cumsum(0) - self.counts
-        sums = np.add.reduceat(self.first.double().numpy(), starts.numpy()) if len(starts) else np.zeros(0)
-        order = torch.from_numpy(np.lexsort([sums, self.counts.numpy(), self.second.numpy()]))
-        counts = self.counts[order]
-        shifts = starts[order] - (counts.cumsum(0) - counts)
-        pairs = torch.arange(len(self.first)) + shifts.repeat_interleave(counts)
-        return PairsOfKeys(self.first[pairs], self.second[order], counts)
+        first, second, counts = (each.numpy() for each in self)
+        starts = counts.cumsum() - counts
+        sums = np.add.reduceat(first, starts, dtype=float) if len(starts) else np.zeros(0)
+        order = np.lexsort([sums, counts, second])
+        counts = counts[order]
+        pairs = np.arange(len(first)) + np.repeat(starts[order] - (counts.cumsum() - counts), counts)
+        return PairsOfKeys(*map(torch.from_numpy, (first[pairs], second[order], counts)))
 
 
 MOST_PASSED = 2**25

@@ -338,7 +338,7 @@ class _Counter:
         counts.scatter_add_(1, index.view(by_lane), self._ones[: len(index)].view(by_lane))
         if self._axis.tolerance:
             near = self._axis.near_edge(numbers)
-            self.near += (near if hidden is None else near & ~hidden).sum()
+            self.near += (near if hidden is None else near & ~hidden).count_nonzero()
 
 
 def _pairs_of_keys(part: PairsPart, hidden: Tensor | None) -> Int[Tensor, "some #head #key"]:
