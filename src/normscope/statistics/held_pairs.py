@@ -134,7 +134,18 @@ class HeldPairs:
         return held | {"held_keys": keys, "totals": self._totals.clone()}
 
     def merge_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Add the state of another of the same groups."""
+        """Add the state of another of the same groups.
+
+        Raises:
+            ValueError: If its numbers do not fit each other.
+        """
         self.settle()
-        pairs = PairsOfKeys(*(state[f"held_{name}"] for name in PairsOfKeys._fields))
-        self._add(pairs, state["held_keys"], state["totals"])
+        pairs, keys, totals = (
+            PairsOfKeys(*(state[f"held_{name}"] for name in PairsOfKeys._fields)),
+            state["held_keys"],
+            state["totals"],
+        )
+        fits = keys.shape == totals.shape == self._totals.shape and len(pairs.second) == len(pairs.counts) == keys.sum()
+        if not fits or (keys < 0).any() or (pairs.counts < 1).any() or pairs.counts.sum() != len(pairs.first):
+            raise ValueError("held pairs do not fit the numbers of their groups")
+        self._add(pairs, keys, totals)
