@@ -155,11 +155,11 @@ def test_every_command_composes(page, words, monkeypatch):
         words = [word for word in words if word.partition("=")[0] not in ATTENTION]
     words = words[1:] if words[:1] == ["serve"] else words
     if words[:1] in (["page"], ["compare"]):  # their words are no overrides
-        for view in ("draw_again", "_shown"):
-            monkeypatch.setattr(viewing, view, lambda *_: Path(words[1]))
+        monkeypatch.setattr(viewing, "draw_again", lambda *_: Path(words[1]))
+        monkeypatch.setattr(viewing, "draw_paper", lambda *_: Path(words[1]))
+        monkeypatch.setattr(viewing, "_compared", lambda *_: (Path(words[1]), None))
         monkeypatch.setattr(viewing.runs, "read", lambda *_: ({}, []))
-        for step in ("compared", "verdict"):
-            monkeypatch.setattr(viewing, step, lambda *_: [])
+        monkeypatch.setattr(viewing, "verdict", lambda *_: [])
         monkeypatch.setattr(wandb_report, "published", lambda *_: "address")
         assert viewing.command(words, "normscope") == Path(words[1])
         return

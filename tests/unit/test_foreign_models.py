@@ -170,6 +170,7 @@ _ELSEWHERE = {
     "models/stored/files.py": "weights, for their digest",
     "models/load/loading.py": "the weights of an adapter, for their digest",
     "reporting/comparison/runs.py": "lines of a text that the reader has read",
+    "reporting/exhibits.py": "our own files",
     "reporting/page/elements.py": "our own files",
     "reporting/published.py": "our own files",
     "reporting/weights_and_biases.py": "our own results",

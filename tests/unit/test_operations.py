@@ -15,8 +15,8 @@ from normscope.models.blocks.block import AttentionBlock
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 FAMILIES = ("bert", "llama")
-# A sample that overflows is cut back to its size, at most once per layer and batch.
-CUTS = {"norms": 20}
+# A sample that overflows is cut back to its size, at most once per layer and batch; `norms` has one for each category.
+CUTS = {"norms": 4 * 20}
 
 
 class _Counter(TorchDispatchMode):

@@ -127,8 +127,9 @@ def _origin(options: OutliersOptions, files_sha256: str | None) -> Origin:
         return Origin.given
     if (options.known is None) != (options.known_for is None):
         given, missing = ("known", "known_for") if options.known_for is None else ("known_for", "known")
+        value = ",".join(map(str, getattr(options, given)))
         raise InputError(
-            f"analysis.outliers.{given}={getattr(options, given)}: expected analysis.outliers.{missing} beside it, got null"
+            f"analysis.outliers.{given}=[{value}]: expected analysis.outliers.{missing} beside it, got null"
         )
     return Origin.known if files_sha256 in (options.known_for or ()) else Origin.detected
 

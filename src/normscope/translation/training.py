@@ -29,6 +29,7 @@ from normscope.config.schema import difference, plain
 from normscope.data.tokenization import encoded
 from normscope.errors import InputError
 from normscope.translation.vocabulary import joint_vocabulary
+from normscope.untrusted.plain_data import MIB, json_mapping
 from normscope.untrusted.writing import write_file
 
 _RECIPE = "recipe.json"
@@ -215,7 +216,7 @@ def _check_recipe(recipe: Recipe, checkpoints: Path) -> None:
     """Check that the checkpoints of a folder, if there are any, are those of a recipe; only the number of epochs may differ."""
     if not (checkpoints / _RECIPE).is_file():
         return
-    before = json.loads((checkpoints / _RECIPE).read_text())
+    before = json_mapping(checkpoints / _RECIPE, MIB)
     changed = difference(before | {"epochs": recipe.epochs}, plain(recipe), "in its checkpoints")
     if changed:
         raise InputError(f"{checkpoints.parent}: {changed}; expected the same recipe, to resume, or another folder")
