@@ -187,10 +187,12 @@ def right(device: str, _repeats: int) -> Iterator[Row]:
     chosen, marked, workers = ("gpu", "cuda", "8") if device == GPU else ("simulated", "cuda and not slow", "0")
     command = [sys.executable, "-m", "pytest", "-m", marked, "-k", chosen, "-n", workers, "--durations", "5", TESTS]
     started, last = time.monotonic(), ""
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
-        for line in running.stdout or ():
-            print(line, end="", flush=True)
-            last = line.strip() if re.search(r"\d+ (passed|failed|error)", line) else last
+    with tempfile.TemporaryDirectory() as folder:
+        command += ["--basetemp", folder]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
+            for line in running.stdout or ():
+                print(line, end="", flush=True)
+                last = line.strip() if re.search(r"\d+ (passed|failed|error)", line) else last
     seconds = round(time.monotonic() - started, 1)
     passed = re.search(r"(\d+) passed", last)
     note = "" if running.returncode == 0 else last or f"pytest: exit status {running.returncode}"

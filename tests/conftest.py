@@ -52,8 +52,15 @@ def pytest_configure(config: pytest.Config) -> None:
             importlib.import_module(library)
 
 
-def pytest_collection_finish() -> None:
-    """Let the garbage collector ignore what is there now, libraries and thousands of tests: a sixth of the suite's time."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let torch know the simulated accelerator if a test needs it: autograd knows no device that came after its first backward.
+
+    Let the garbage collector ignore what is there now, libraries and thousands of tests: a sixth of the suite's time.
+    """
+    if any(item.callspec.params.get("device") == "simulated" for item in session.items if hasattr(item, "callspec")):
+        from tests.accelerator import simulated
+
+        simulated()
     gc.collect()
     gc.freeze()
     gc.enable()
