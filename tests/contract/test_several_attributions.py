@@ -227,10 +227,10 @@ def test_saved_results_that_are_damaged_or_forged_are_refused(model, tmp_path):
 
 @pytest.mark.slow
 def test_figures_of_tokens_and_answers(model):
-    answer = normscope.attribute(model, PROMPT, normscope.Answer("onions the", matrix=True))
+    answer = normscope.attribute(model, PROMPT, normscope.Answer(" onions the", matrix=True))
     coloured = answer.figure("tokens").description
     assert coloured.table["value"].tolist() == answer.scores.tolist()
-    assert f"With the biases ({answer.bias:.3g}), they add up to it." in coloured.caption
+    assert f"With the biases ({answer.bias:#.3g}), they add up to it." in coloured.caption
     assert coloured.caption.startswith("Logit of 'onions the': ")
     matrix = answer.figure().description
     shown = matrix.table.pivot(index="query", columns="key", values="value").to_numpy()

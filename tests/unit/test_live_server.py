@@ -154,7 +154,7 @@ def test_the_page_opens_on_what_the_checkpoint_predicts(tokenizer, tmp_path, aut
 def test_predictions_are_those_of_the_whole_checkpoint(tokenizer, tmp_path, auto, family, text):
     folder = saved(auto, family, tokenizer, tmp_path)
     model = normscope.load(str(folder))
-    inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=family != "gpt2")
+    inputs = tokenizer(text, return_tensors="pt")
     with torch.inference_mode():
         logits = auto.from_pretrained(folder)(**inputs).logits[0]
     if family == "gpt2":

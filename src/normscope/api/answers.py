@@ -129,6 +129,11 @@ def _effects(
         table = table_of_effects(each.effects, names[at], numbers[at])
         if at:
             of_answer = (table["position"] >= prompt).fillna(False)
+            # Each answer may end the prompt's last word in its own way.
+            table["token"] = [
+                names[0][place] if pd.notna(place) and place < prompt else token
+                for place, token in zip(table["position"], table["token"], strict=True)
+            ]
             table["position"] = table["position"].mask(of_answer, table["position"] + len(names[0]) - prompt)
             table["value"] = -table["value"]
         tables.append(table)
