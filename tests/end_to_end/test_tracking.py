@@ -20,7 +20,8 @@ from normscope.errors import InputError
 from normscope.models.options import ModelOptions
 from normscope.reporting import terminal, weights_and_biases
 from normscope.reporting.options import TrackingMode, TrackingOptions
-from normscope.reporting.tracking import figure_key, with_environment
+from normscope.reporting.tracking import chart_key, figure_key, with_environment
+from normscope.results.measures import families
 from normscope.results.result import Result
 from normscope.running import pipeline
 from normscope.running.facts import describe
@@ -102,8 +103,10 @@ def test_runs_on_annotated_texts_have_few_panels_and_no_empty_table(
     assert outcome.status == 0, outcome.err
     run = recorded(tmp_path / "run")
     figures = {figure_key(analysis, path.stem) for path in tmp_path.glob("run/figures/*.png")}
-    assert {"report", "findings", *figures} < set(panels(run))
-    assert len(panels(run)) <= 2 + 8
+    charts = {*map(chart_key, families(Result.read(tmp_path / "run").curves))}
+    assert charts, "of curves by layer, where figures leave room"
+    assert {"report", "findings", *figures} <= set(panels(run)) <= {"report", "findings", *figures, *charts}
+    assert len(panels(run)) == 2 + min(8, len(figures) + len(charts))
     tables = dict(_tables({"summary": run["summary"], "history": dict(enumerate(run["history"]))}))
     assert {f"summary/tables/{analysis}_{name}" for name in FIRST_TABLES[analysis]} <= set(tables)
     assert all(tables.values()), f"tables without rows: {[name for name, rows in tables.items() if not rows]}"

@@ -79,7 +79,7 @@ def figures(dispersion: pd.DataFrame, drawn: pd.DataFrame) -> dict[str, Figure]:
             x_label="place of the singular value",
             y_label="singular value",
             caption=(
-                "Singular values of some heads' maps from x to f(x), the largest first: by how much a head lengthens the "
+                "Singular values of the map from x to f(x) in some heads, the largest first: by how much a head lengthens the "
                 "directions of x. The heads are drawn at random from each layer. Where a line falls, norms vary with direction."
             ),
         )
