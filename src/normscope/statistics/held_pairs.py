@@ -140,11 +140,8 @@ class HeldPairs:
             ValueError: If its numbers do not fit each other.
         """
         self.settle()
-        pairs, keys, totals = (
-            PairsOfKeys(*(state[f"held_{name}"] for name in PairsOfKeys._fields)),
-            state["held_keys"],
-            state["totals"],
-        )
+        pairs = PairsOfKeys(*(state[f"held_{name}"] for name in PairsOfKeys._fields))
+        keys, totals = state["held_keys"], state["totals"]
         fits = keys.shape == totals.shape == self._totals.shape and len(pairs.second) == len(pairs.counts) == keys.sum()
         if not fits or (keys < 0).any() or (pairs.counts < 1).any() or pairs.counts.sum() != len(pairs.first):
             raise ValueError("held pairs do not fit the numbers of their groups")
