@@ -21,7 +21,6 @@ from normscope.analyses.registry import analyses
 from normscope.api.attention_values import attention
 from normscope.api.attributed_scores import attribute
 from normscope.api.models import wrap
-from normscope.api.recording import record_attention
 from normscope.api.targets import Answer
 from normscope.attribution.methods import MapMethod
 from normscope.attribution.model_maps import model_maps
@@ -110,7 +109,6 @@ SIMILARITY = "similarity"
 EAGER = "output_attentions"
 LAST_ROW = "rows of the last token"
 BLOCKS = "sums of 64 × 64 regions"
-RECORDED = "generation, recorded"
 PROMPT = 100
 """Number of tokens before an answer that is attributed."""
 ANSWER = f"attribution of what follows {PROMPT} tokens"
@@ -126,8 +124,8 @@ class Scenario:
     length: int
     ways: tuple[str, ...]
     """`bare`, `straightforward`, `attribution of a scalar`, `value zeroing`, `similarity` of each sequence with itself,
-    attention in eager mode, of the last token or between regions, a generation that is recorded (the bare pass is then one that
-    is not), the attribution of an answer, with attention weights held or followed, or names of analyses joined by +."""
+    attention in eager mode, of the last token or between regions, the attribution of an answer, with attention weights held or
+    followed, or names of analyses joined by +."""
     device: str = "cpu"
     dtype: str = "float32"
     layers: int | None = None
@@ -172,12 +170,11 @@ def lengths() -> Iterator[Scenario]:
 
 
 def attention_lengths() -> Iterator[Scenario]:
-    """Attention between tokens and regions, beside eager mode as far as its memory goes; and a recorded generation."""
+    """Attention between tokens and regions, beside eager mode as far as its memory goes."""
     for length in (1024, 4096, 8192):  # at the last, eager mode keeps 17 GB of weights
         yield Scenario("Llama, 8 heads", 1, length, (BARE, LAST_ROW, BLOCKS, EAGER))
     for length in (16384, 32768):  # relative cost depends on length and width, not on depth
         yield Scenario("Llama, 8 heads", 1, length, (BARE, LAST_ROW, BLOCKS), layers=2)
-    yield Scenario("Llama, 8 heads", 1, 512, (BARE, RECORDED))
 
 
 SUITES: dict[str, Callable[[], Iterator[Scenario]]] = {
@@ -195,8 +192,6 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
     config.num_hidden_layers = scenario.layers or config.num_hidden_layers
     # Positions that a shape does not have change neither time nor memory of what is computed.
     config.max_position_embeddings = max(config.max_position_embeddings, scenario.length)
-    if RECORDED in scenario.ways:
-        return _generations(config, scenario.length)
     if not {ANSWER, ANSWER_THROUGH}.isdisjoint(scenario.ways):
         return _answers(config, scenario)
     model = _model(AutoModel, config, scenario)
@@ -282,29 +277,6 @@ def _answers(config: PretrainedConfig, scenario: Scenario) -> dict[str, Callable
 
     ways = {BARE: bare, ANSWER: attributed("held"), ANSWER_THROUGH: attributed("through")}
     return {way: ways[way] for way in scenario.ways}
-
-
-_NEW = 200
-"""Tokens that are generated."""
-
-
-def _generations(config: PretrainedConfig, length: int) -> dict[str, Callable[[], None]]:
-    """A generation with the cache, and one beside which attention is recorded."""
-    config.use_cache = True
-    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
-    ids = torch.randint(3, config.vocab_size, (1, length))
-
-    def generate() -> None:
-        # No token ends it, so that both have the same length.
-        model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=_NEW, min_new_tokens=_NEW, do_sample=False
-        )
-
-    def recorded() -> None:
-        with record_attention(model):
-            generate()
-
-    return {BARE: generate, RECORDED: recorded}
 
 
 def _names(count: int) -> TokenNames:

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import BatchEncoding
+from transformers import AutoConfig, AutoModelForCausalLM, BatchEncoding
 
 import normscope
 from normscope.api import attention_values
@@ -304,6 +304,40 @@ class Largest(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 self.size = max(self.size, tensor.untyped_storage().nbytes())
         return found
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral"])
+def test_a_generated_text_has_the_weights_it_was_generated_with(family):
+    """Those that eager attention returned beside the cache, for two prompts that are padded together."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**FAMILY_CONFIGS[family] | {"pad_token_id": 0, "eos_token_id": 1})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    prompts = torch.tensor([[0, 0, 5, 9, 7], [30, 12, 9, 41, 8]])
+    generated = model.generate(
+        prompts,
+        attention_mask=(prompts != 0).long(),
+        max_new_tokens=6,
+        min_new_tokens=6,
+        do_sample=False,
+        output_attentions=True,
+        return_dict_in_generate=True,
+    )
+    wrapped = normscope.wrap(model)
+    for number, padding in enumerate([2, 0]):
+        ids = generated.sequences[number, padding:]
+        begins = prompts.shape[1] - padding
+        found = normscope.attention(
+            wrapped,
+            ids,
+            queries=range(begins - 1, len(ids) - 1),
+            keys={"question": slice(0, 2), "answer": slice(begins, None)},
+        )
+        for step, of_layers in enumerate(generated.attentions):
+            weights = torch.stack(of_layers)[:, number, :, -1]
+            dropped = prompts.shape[1] + step - weights.shape[-1]  # by the cache of a sliding window
+            weights = torch.nn.functional.pad(weights, (dropped, 0))[..., padding:]
+            expected = torch.stack([weights[..., :2].sum(-1), weights[..., begins:].sum(-1)], dim=-1)
+            np.testing.assert_allclose(found.values[:, :, step], expected.numpy(), atol=1e-6)
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from normscope.api.attribution import Attribution, Attributions, load_attributio
 from normscope.api.decomposition import Decomposition, Decompositions, decompose
 from normscope.api.models import DEFAULT_MODEL, load, observe, wrap
 from normscope.api.picture import Explorer, Picture, draw
-from normscope.api.recording import record_attention
 from normscope.api.similarities import Similarities, Similarity, similarity
 from normscope.api.targets import Answer, Label, MaskedToken, NextToken, SimilarityTo
 from normscope.api.training import Callback
@@ -40,7 +39,6 @@ __all__ = [
     "load",
     "load_attribution",
     "observe",
-    "record_attention",
     "run",
     "similarity",
     "wrap",

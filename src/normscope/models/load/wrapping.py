@@ -192,7 +192,7 @@ def _wrapped_module(
         raise InputError(
             f"stack={stack}: expected none for {name}, which is not a transformers encoder–decoder; leave out stack"
         )
-    check_eager(module)
+    _check_eager(module)
     copied = _Copy(AnyModule(module, inputs), name, hold=True)
     observed = copied.model
     assert isinstance(observed, AnyModule)
@@ -206,7 +206,7 @@ def _wrapped_module(
     return _loaded(copied, observed, layout, name, _checked_tokenizer(tokenizer, tokens, observed, layout, name))
 
 
-def check_eager(module: nn.Module) -> None:
+def _check_eager(module: nn.Module) -> None:
     """Check that a module runs its own Python code.
 
     Raises:

@@ -23,7 +23,7 @@ IMPLEMENTATION = "normscope"
 """The name of our attention and mask functions in transformers' registries."""
 
 # Keyword arguments of attention functions that do not change the result; sliding windows are in the mask.
-HARMLESS_KEYWORDS = frozenset(
+_HARMLESS_KEYWORDS = frozenset(
     {
         "position_ids",
         "position_embeddings",
@@ -183,7 +183,7 @@ def _attention_function(
     observer = active.get()
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if observer is not None:
-        unknown = [name for name, value in keywords.items() if value is not None and name not in HARMLESS_KEYWORDS]
+        unknown = [name for name, value in keywords.items() if value is not None and name not in _HARMLESS_KEYWORDS]
         if unknown:
             raise InputError(
                 f"model: {type(module).__name__} passes {', '.join(unknown)} to attention, which changes what it computes in a "
