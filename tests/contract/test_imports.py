@@ -169,7 +169,7 @@ OWNERS = {
     "hydra": {"cli/__init__.py", "cli/command_line.py"},
     "wandb": {"reporting/weights_and_biases.py"},
     "starlette": {"live/server.py"},
-    "uvicorn": {"live/connections.py"},
+    "uvicorn": {"live/server.py"},
     "matplotlib": {
         "reporting/drawing.py",
         "reporting/figure_text.py",

@@ -17,8 +17,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import normscope
-from normscope.live.connections import Server
-from normscope.live.server import TOKEN_HEADER, Access, address, bound
+from normscope.live.server import TOKEN_HEADER, Access, Server, address, bound
 from normscope.live.session import Session
 from normscope.live.texts import opening
 from normscope.rounding import number as written

@@ -68,8 +68,7 @@ class LivePage:
 
     def __init__(self, model: LoadedModel, text: Any, port: int, limit: Limit) -> None:
         shown = opening(model) if text is None else _shown(text)
-        from normscope.live.connections import Server  # which needs what may not be installed
-        from normscope.live.server import Access, address, bound
+        from normscope.live.server import Access, Server, address, bound  # which need what may not be installed
 
         self._listening = listening = bound(_HOST, port, key="port")
         access = Access(framed=True)
