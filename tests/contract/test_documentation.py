@@ -16,7 +16,7 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
 from normscope.analyses.registry import analyses
-from normscope.cli.command_line import ATTENTION, translate_command
+from normscope.cli.command_line import VIEWS, asked_of, attention_keys
 from normscope.maths.mixing import Method
 from normscope.reporting import viewing
 from normscope.reporting.comparison import wandb_report
@@ -150,22 +150,19 @@ def test_every_command_composes(page, words, monkeypatch):
     # A folder, runs and checkpoints of the reader's.
     if "--config-dir" in words or any(word.startswith("model.checkpoints=") for word in words):
         words = []
-    if words[:1] in (["explain"], ["attention"]):  # their text may be anything
-        words = words[3 if words[1] == "--" else 2 :]
-        words = [word for word in words if word.partition("=")[0] not in ATTENTION]
-    words = words[1:] if words[:1] == ["serve"] else words
-    if words[:1] in (["page"], ["compare"]):  # their words are no overrides
-        monkeypatch.setattr(viewing, "draw_again", lambda *_: Path(words[1]))
-        monkeypatch.setattr(viewing, "draw_paper", lambda *_: Path(words[1]))
-        monkeypatch.setattr(viewing, "_compared", lambda *_: (Path(words[1]), None))
+    asked, words = asked_of(words)
+    if asked.command == "attention":
+        _, words = attention_keys(words)
+    if asked.command in VIEWS:  # their words are no overrides
+        monkeypatch.setattr(viewing, "draw_again", lambda folder: folder)
+        monkeypatch.setattr(viewing, "draw_paper", lambda folders, _: folders[0])
+        monkeypatch.setattr(viewing, "_compared", lambda *_: (asked.runs[0], None))
         monkeypatch.setattr(viewing.runs, "read", lambda *_: ({}, []))
         monkeypatch.setattr(viewing, "verdict", lambda *_: [])
         monkeypatch.setattr(wandb_report, "published", lambda *_: "address")
-        assert viewing.command(words, "normscope") == Path(words[1])
+        assert viewing.command(asked) == asked.runs[0]
         return
-    monkeypatch.setattr(sys, "argv", ["normscope", *words])
-    translate_command()
-    overrides = [word for word in sys.argv[1:] if word not in ("-m", "--help")]
+    overrides = [word for word in words if word != "-m"]
     parsed = OverridesParser.create().parse_overrides(overrides)
     swept = [override for override in parsed if override.is_sweep_override()]
     assert bool(swept) == ("-m" in words)

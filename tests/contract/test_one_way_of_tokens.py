@@ -28,7 +28,7 @@ from transformers import (
 
 import normscope
 from normscope.api.attribution import Attribution
-from normscope.cli.command_line import text_of
+from normscope.cli.command_line import asked_of, text_of
 from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Example
@@ -436,12 +436,12 @@ def test_a_changed_setting_of_an_encoder_is_seen(change, tokenizer, tmp_path):
     normscope.similarity(normscope.wrap(encoder), "a", "b")
 
 
-def test_a_file_of_one_text_ends_in_a_line_break_that_is_no_part_of_it(tmp_path, monkeypatch):
+def test_a_file_of_one_text_ends_in_a_line_break_that_is_no_part_of_it(tmp_path):
     path = tmp_path / "letter.txt"
     for written, read in (("  the capital\n", "  the capital"), ("a\n\n", "a\n"), ("a \r\n", "a ")):
         path.write_bytes(written.encode())
-        monkeypatch.setattr("sys.argv", ["normscope", "explain", str(path)])
-        assert text_of("explain", lambda _: False) == read
+        asked, _ = asked_of(["explain", str(path)])
+        assert text_of(asked, lambda _: False) == read
 
 
 def test_one_function_calls_tokenizers():

@@ -153,7 +153,7 @@ def test_attention_weights_are_followed_if_asked(capsys, monkeypatch, tmp_path, 
     ("arguments", "message"),
     [
         ([], "explain: expected a text, the name of a text file, or -"),
-        (["--help"], "explain: expected a text"),
+        (["--quiet"], "explain: expected a text"),
         (["no_such.txt"], "explain: no_such.txt: no such file; if it is a text, use - "),
         (["./no_such"], "explain: ./no_such: no such file"),
         ([" "], "explain: expected a text, got an empty one"),

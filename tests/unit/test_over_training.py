@@ -10,6 +10,7 @@ import yaml
 from markupsafe import escape
 
 import normscope
+from normscope.cli.command_line import asked_of
 from normscope.config.schema import plain
 from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError
@@ -22,6 +23,11 @@ from normscope.results.run_tables import CROSSINGS, TRAINING
 from normscope.running.options import RunOptions
 
 STEPS = [0, 1, 10, 100]
+
+
+def viewed(*words: str):
+    asked, _ = asked_of(words)
+    return viewing.command(asked)
 
 
 def saved(folder, *, name, step, seed=0, revision=None, value=1.0, curve=(1.0, 2.0)):
@@ -176,7 +182,7 @@ def test_the_page_of_checkpoints(tmp_path):
             curve=(float(step), 1.0),
         )
     words = ["compare", str(tmp_path), "--threshold"]
-    written = viewing.command([*words, "mixing/attn_n/mean=40"], "normscope")
+    written = viewed(*words, "mixing/attn_n/mean=40")
     assert written == tmp_path / "comparison.html"
     page = written.read_text()
     assert "<h1>4 checkpoints × 2 seeds of run on the sample corpus</h1>" in page
@@ -199,7 +205,7 @@ def test_the_page_of_checkpoints(tmp_path):
     assert table.query("layer == 0")[["threshold", "crossed", "step"]].to_numpy().tolist() == [[40, 2, 100]]
     assert len(pd.read_parquet(tmp_path / "training.parquet")) == 4 * (3 + 2)
     with pytest.raises(InputError, match="no run has this metric; expected one such as mixing/attn_n/mean"):
-        viewing.command([*words, "mixing/attn/mean=40"], "normscope")
+        viewed(*words, "mixing/attn/mean=40")
 
 
 def test_thresholds_of_metrics_that_no_run_has_are_refused(tmp_path):
@@ -214,7 +220,7 @@ def test_the_page_of_results_in_memory_is_that_of_their_folders(tmp_path):
     results = [normscope.read(tmp_path / str(number)) for number in range(2)]
     content = normscope.page(results, tmp_path / "page.html")
     assert content == (tmp_path / "page.html").read_text()
-    assert content == viewing.command(["compare", str(tmp_path)], "normscope").read_text()
+    assert content == viewed("compare", str(tmp_path)).read_text()
     sentences = normscope.compare(results)
     assert sentences
     assert all(escape(sentence) in content for sentence in sentences)

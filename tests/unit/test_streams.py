@@ -9,7 +9,7 @@ import sys
 import pandas as pd
 import pytest
 
-from normscope.errors import InputError, escaped, printable
+from normscope.errors import escaped, printable
 from normscope.reporting import terminal
 from normscope.results.findings import Summary
 from normscope.streams import _SPELLED, Printed
@@ -156,20 +156,6 @@ def test_variables_that_libraries_parse_do_not_end_a_run(monkeypatch, name):
     with pytest.raises(SystemExit):
         cli.run(lambda: None)
     assert name not in os.environ
-
-
-@pytest.mark.parametrize(
-    "word", ["model.name=X", "dataset.limit=4", "experiment=clark2019", "+model.step=1", "model=bert"]
-)
-def test_explaining_an_override_without_a_text_is_refused(monkeypatch, word):
-    from normscope.cli.command_line import text_of
-    from normscope.running.options import SCHEMA
-
-    monkeypatch.setattr(sys, "argv", ["normscope", "explain", word])
-    with pytest.raises(InputError, match="expected a text before"):
-        text_of("explain", SCHEMA.knows)
-    monkeypatch.setattr(sys, "argv", ["normscope", "explain", "E=mc2"])
-    assert text_of("explain", SCHEMA.knows) == "E=mc2"
 
 
 def test_results_are_read_without_a_large_buffer(tmp_path):
