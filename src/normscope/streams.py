@@ -94,9 +94,8 @@ def open_streams() -> None:
     """Make standard output and error safe to print to, until the process ends. Streams that others have put there stay."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
-        if stream is None:  # closed: the next file that is opened would take its place
-            os.open(os.devnull, os.O_RDWR)
-            setattr(sys, name, open(descriptor, "w" if descriptor else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+        if stream is None:  # closed: the next file that is opened takes its place, which should not be one of results
+            setattr(sys, name, open(os.devnull, "w" if descriptor else "r", encoding="utf-8"))  # noqa: SIM115
         elif descriptor and stream is getattr(sys, f"__{name}__"):
             setattr(sys, name, Printed(stream))
 

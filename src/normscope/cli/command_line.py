@@ -202,8 +202,10 @@ def attention_keys(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         name, sets, _ = word.partition("=")
         if not sets or name not in ATTENTION:
             others.append(word)
-        elif asked.setdefault(name, word) is not word:
+            continue
+        if name in asked:
             raise InputError(f"{word} and {asked[name]} are both set; expected one of them")
+        asked[name] = word
     return {name: _value(word) for name, word in asked.items()}, others
 
 
