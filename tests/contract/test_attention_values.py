@@ -62,7 +62,7 @@ def eager(model, layout, inputs, field="attentions") -> torch.Tensor:
         model.config._attn_implementation = own
 
 
-@pytest.mark.spread(8)
+@pytest.mark.spread(4)
 def test_weights_are_those_of_eager_attention(family, family_model):
     """With grouped queries, windows, sinks, soft caps, ALiBi and padding, whichever the family has."""
     inputs = token_batch(family_model, LENGTHS)
@@ -162,7 +162,7 @@ VALUES = [
 """Every measure with all regions, every measure with all families, and every family with all regions."""
 
 
-@pytest.mark.spread(16)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(("measure", "regions", "family"), VALUES)
 def test_values_of_regions_are_sums_over_their_pairs(family, regions, measure, monkeypatch):
     family_model = model_of(family)

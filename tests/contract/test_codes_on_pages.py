@@ -136,6 +136,7 @@ def test_the_terminal_shows_no_code_and_no_line_that_is_too_long(result, capsys)
     assert {len(line): line for line in lines if len(line) > WIDTH} == {}
 
 
+@pytest.mark.spread(4)
 def test_every_number_has_a_name_of_its_own(result):
     titles = [metric_title(metric) for metric in result.metrics]
     assert len({*titles}) == len(titles)

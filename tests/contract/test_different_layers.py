@@ -140,6 +140,7 @@ def test_tables_by_layer_and_head_have_rows_for_the_heads_that_exist():
     assert ", 3 layers, 4 heads" in repr(wrapped("gates"))
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", ["mixing", "feedforward", "frequency", "outliers"])
 def test_analyses_of_blocks_and_layers_run(name):
     assert normscope.run(name, model=wrapped("everything"), texts=TEXTS * 2).metrics
@@ -196,6 +197,7 @@ def test_heads_that_a_layer_lacks_follow_no_dependency_relation(tokenizer, tmp_p
     assert (best["head"] <= best["layer"].map(counts)).all()
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("name", "part", "layer", "fields"),
     [

@@ -50,6 +50,7 @@ def test_the_three_papers_have_36_tables_figures_and_results():
     assert numbers == 36
 
 
+@pytest.mark.spread(10)
 @pytest.mark.parametrize(
     ("paper", "exhibit"), EXHIBITS, ids=lambda value: getattr(value, "exhibit", value).replace(" ", "_")
 )
@@ -308,7 +309,6 @@ def test_numbers_of_places_in_weights_are_of_these_weights(invented, digest, sai
 
 
 @pytest.mark.usefixtures("invented")
-@pytest.mark.draws
 @pytest.mark.reports
 def test_a_figure_of_the_paper_is_drawn_once_and_findings_lead_to_it():
     content = page(of_nobody("mine"))
@@ -318,7 +318,6 @@ def test_a_figure_of_the_paper_is_drawn_once_and_findings_lead_to_it():
 
 
 @pytest.mark.usefixtures("invented")
-@pytest.mark.draws
 @pytest.mark.reports
 def test_page_of_several_runs(capsys, monkeypatch, tmp_path):
     for name in ("a", "b"):

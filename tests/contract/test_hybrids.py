@@ -399,6 +399,7 @@ def test_an_analysis_runs_where_it_is_defined(model_type, name):
         assert ("norms/expansion/mean" in results.metrics) == ("".join(NO_EXPANSION) not in results.notes)
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(
     ("model_type", "name", "options", "reason"),
     [

@@ -290,6 +290,7 @@ def reranker(folder, chat, settings):
     return CrossEncoder(modules=[transformer, LogitScore(*ids)], device="cpu", **settings)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("kind", RERANKERS)
 def test_a_reranker_reads_its_own_template(kind, folder_of_reranker, tmp_path):
     encoder = reranker(folder_of_reranker, *RERANKERS[kind])
@@ -423,6 +424,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_setting_of_an_encoder_is_seen(change, tokenizer, tmp_path):
     folder = saved_with_head(AutoModelForSequenceClassification, "bert", tokenizer, tmp_path)
@@ -457,6 +459,7 @@ def test_one_function_calls_tokenizers():
     assert calls == {"data/tokenization.py"}
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("pooled", [True, False])
 def test_the_default_prompt_of_an_encoder_is_read_through_every_door(pooled, tokenizer, tmp_path):
     folder = saved_with_head(AutoModelForSequenceClassification, "bert", tokenizer, tmp_path / "bert")

@@ -66,7 +66,7 @@ def test_every_field_is_mutated_or_there_is_a_reason():
 
 
 @pytest.mark.parametrize(("family", "stack"), CASES)
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_a_layout_with_one_wrong_field_is_refused(family, stack):
     """By a message that names the layer, and the part or the module."""
     model = tiny_stack(family, stack, torch.float64) if stack else tiny_model(FAMILY_CONFIGS[family], torch.float64)

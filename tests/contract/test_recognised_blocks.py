@@ -89,6 +89,7 @@ def require_equal(blocks, expected, tolerance=TOLERANCE):
             torch.testing.assert_close(block.ratios[method][tokens], ratio[tokens], rtol=0, atol=tolerance)
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "olmo2", "gpt_neox", "gpt_oss", "deberta-v2", "qwen2_moe"])
 def test_all_ratios_of_a_family_equal_those_observed(family):
     model = tiny_model(FAMILY_CONFIGS[family], torch.float64)
@@ -118,7 +119,7 @@ def test_all_ratios_of_an_architecture_equal_those_observed(model_type):
                 require_equal(recognised(of, inputs, row.stack), observed(of, inputs, row.stack))
 
 
-@pytest.mark.spread(8)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_module_of_any_code_is_recognised_as_it_is(name):
     """Without being wrapped: torch's own attention, einsum, bare matrices, heads as modules, changes in place."""

@@ -63,7 +63,7 @@ def full_pass(model, ids, keys, **asked):
     return normscope.attention(wrap_model(model), ids[:-1], queries=rows, keys=regions, **asked)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.kinds
 @pytest.mark.parametrize("family", sorted(DECODERS - OWN_CODE))
 def test_a_recording_is_one_full_pass(family):

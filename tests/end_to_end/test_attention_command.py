@@ -58,7 +58,7 @@ def test_what_is_typed_is_what_is_asked(capsys, monkeypatch, tmp_path, saved_mod
     np.testing.assert_array_equal(table[asked["measure"]].to_numpy(), found.values.ravel())
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

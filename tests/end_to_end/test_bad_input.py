@@ -146,7 +146,7 @@ def test_refused(capsys, monkeypatch, tmp_path, saved_model, arguments, message)
         (["model.tokenizer=/no/such/folder"], "model.tokenizer=/no/such/folder: expected an existing folder"),
     ],
 )
-@pytest.mark.spread(12)
+@pytest.mark.spread(6)
 def test_overrides_that_hydra_or_we_refuse(capsys, monkeypatch, tmp_path, arguments, message):
     assert refuse(capsys, monkeypatch, tmp_path, *arguments).startswith(f"normscope: {message}")
 

@@ -45,6 +45,7 @@ def test_bad_input_before_the_first_job_leaves_earlier_files(capsys, monkeypatch
     assert (tmp_path / runs.FAILURES).read_text() == record + "\n"
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("content", BROKEN_RECORDS)
 def test_a_damaged_record_of_failures_is_refused_before_the_first_job(capsys, monkeypatch, tmp_path, content):
     (tmp_path / runs.FAILURES).write_bytes(content)

@@ -135,6 +135,7 @@ def test_files_and_standard_input(capsys, monkeypatch, tmp_path, saved_model):
     assert outputs[0] == outputs[1] == outputs[2]
 
 
+@pytest.mark.slow
 def test_attention_weights_are_followed_if_asked(capsys, monkeypatch, tmp_path, saved_model):
     out, answered = explained(capsys, monkeypatch, tmp_path, TEXT, f"model.name={saved_model}", "attention=through")
     model = normscope.load(str(saved_model))
@@ -149,6 +150,7 @@ def test_attention_weights_are_followed_if_asked(capsys, monkeypatch, tmp_path, 
     assert "heads 0" not in answered
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

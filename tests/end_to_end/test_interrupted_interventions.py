@@ -51,6 +51,7 @@ def whole(capsys, monkeypatch, tmp_path, saved_model):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.reports
 def test_a_run_that_is_stopped_during_interventions_goes_on_from_there(
     capsys, monkeypatch, tmp_path, saved_model, whole

@@ -474,6 +474,7 @@ def test_ctrl_c_ends_the_server_within_a_second(saved_model):
     assert all(answer == (409, {"outdated": True}) for answer in answers)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

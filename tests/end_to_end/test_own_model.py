@@ -47,6 +47,7 @@ def test_a_factory_gives_the_numbers_of_the_model_in_memory(capsys, monkeypatch,
         assert results["metrics"][name] == pytest.approx(value, rel=1e-5)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("factory", "message"),
     [

@@ -99,6 +99,7 @@ def test_the_limit_counts_pairs(command):
     assert tables(folder)["similarity_pairs"]["row"].tolist() == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("analyses", ["similarity", "[mixing,similarity,frequency]"])
 @pytest.mark.spread(1)
 def test_a_resumed_run_is_that_of_an_uninterrupted_one(capsys, command, corpus, monkeypatch, analyses):
@@ -187,6 +188,7 @@ def test_a_file_without_pairs_says_which_column_is_missing(command, tmp_path):
     assert "2 without a second text (dataset.pair_column)" in outcome.said
 
 
+@pytest.mark.slow
 def test_of_texts_too_long_to_draw_the_parts_that_add_most_are_drawn(command, tmp_path, saved_model):
     """The 40 tokens in a row that add most; what stands before and behind them is one cell each. All add up to the cosine."""
     pairs = [
@@ -322,6 +324,7 @@ def test_the_report_ranks_the_documents_of_the_first_query(command, encoder, tmp
     assert sums == pytest.approx(rankings["value"].tolist(), abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompts", "texts"),
     [

@@ -29,6 +29,7 @@ def training(saved_model, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_checkpoints_of_a_training_are_one_sweep(training, tmp_path, monkeypatch):
     load, loaded = loading._pretrained, []
 

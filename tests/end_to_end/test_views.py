@@ -73,6 +73,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("view", BROKEN)
 def test_a_view_that_fails_is_one_line(view, capsys, monkeypatch, tmp_path, saved_model, finished):
     """Results are complete before the first view begins."""
@@ -100,6 +101,7 @@ class Killed(BaseException):
     """Simulates SIGKILL in the tests' own process: the program never catches it."""
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_while_it_draws_is_complete(capsys, monkeypatch, tmp_path, saved_model, finished):
     def kill(*_: object) -> None:
         raise Killed

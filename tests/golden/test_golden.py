@@ -14,8 +14,12 @@ def prepared(tmp_path_factory, tokenizer):
     return commands(tmp_path_factory.mktemp("golden"), tokenizer)
 
 
+QUICK = {"bert_pairs", "bert_treebank", "bert_words", "t5"}
+"""Every analysis but those of translations, which have their oracles, and every level; the others are other models."""
+
+
 def _slow_if_large(name):
-    return pytest.param(name, marks=pytest.mark.slow) if name.startswith("minilm") or name == "t5_cross" else name
+    return name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("name", [_slow_if_large(path.stem) for path in sorted(FOLDER.glob("*.parquet"))])

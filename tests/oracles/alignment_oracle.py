@@ -530,6 +530,7 @@ def test_maps_are_drawn_in_the_setting_that_was_asked_for(maps, setting):
     assert_published(found, expected(maps, PAIRS, LAYERS, [1, 2, 3], {}, setting), tolerance=1e-6)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "options", [{"smoothgrad": 3}, {"smoothgrad": 1, "noise": 0.0}, {"smoothgrad": 2, "noise": 0.6}]
 )

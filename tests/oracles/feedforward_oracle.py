@@ -339,7 +339,7 @@ def everything() -> Result:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_feedforward(specimen, choice):
     layers, categories = CHOICES[choice]
     categories = reported(specimen, categories)

@@ -213,7 +213,7 @@ def everything() -> Result:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.spread(4)
+@pytest.mark.spread(2)
 def test_mixing(any_specimen, choice):
     layers, categories = CHOICES[choice]
     categories = reported(any_specimen, categories)
@@ -222,6 +222,7 @@ def test_mixing(any_specimen, choice):
     assert_published(findings, expected(any_specimen, layers, categories))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", ["bert", "qwen2"])
 def test_mixing_of_words(name):
     layers, of_words = [2, 3], words.of_words(made(name))

@@ -393,7 +393,7 @@ def everything() -> Result:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_norms(any_specimen, choice):
     layers, categories = CHOICES[choice]
     # The first layer of a rotary model gives equal tokens equal vectors, whose order is left to rounding.

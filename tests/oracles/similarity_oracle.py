@@ -448,6 +448,7 @@ def _labels(figure, side):
     return figure.table[side], figure.table[f"token_{side}"]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("sums", [False, True])
 def test_the_similarity_of_queries_and_documents(specimen, sums):
     pairs = dataclasses.replace(PairSpecimen.of(specimen), ranked=RANKED)
@@ -457,6 +458,7 @@ def test_the_similarity_of_queries_and_documents(specimen, sums):
     assert_published(findings, expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("rows", [None, []])
 def test_similarity_without_gold_scores(specimen, rows):
     pairs = PairSpecimen.of(specimen, [None] * 5)

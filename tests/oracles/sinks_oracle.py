@@ -385,7 +385,7 @@ def everything() -> Result:
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("name", ["massive", "qwen2", "bert"])  # the quick one of the first has ablations
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_sinks(name, choice):
     specimen, (layers, categories) = made(name), CHOICES[choice]
     categories = reported(specimen, categories)

@@ -265,6 +265,7 @@ def decomposed(model, _dtype):
 CALLS = {call.__name__: call for call in (scored, attended, ranked, compared, chained, decomposed)}
 
 
+@pytest.mark.slow
 @pytest.mark.spread(2)
 @pytest.mark.parametrize("dtype", [F64, torch.bfloat16])
 @pytest.mark.parametrize("name", CALLS)

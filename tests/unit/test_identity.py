@@ -66,6 +66,7 @@ def test_weights_and_texts_are_the_same_whichever_way_they_came(folders, tokeniz
     assert masked.metrics != measured(bare, tokenizer=tokenizer).metrics
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("change", ["negated", "transposed", "swapped", "buffers"])
 def test_every_change_of_weights_shows(saved_model, change):
     model = AutoModel.from_pretrained(saved_model).double()
@@ -173,6 +174,7 @@ def test_pairs_are_the_same_texts_whichever_analyses_read_them(saved_model):
         assert "texts=" in normscope.compare([read[name], read["others"]])[0]
 
 
+@pytest.mark.slow
 def test_seeds_are_those_from_which_weights_were_drawn(saved_model):
     drawn = [measured(normscope.load(saved_model, random_init=True, seed=seed, device="cpu")) for seed in (0, 1, 2, 2)]
     sentences = normscope.compare(drawn)
@@ -182,6 +184,7 @@ def test_seeds_are_those_from_which_weights_were_drawn(saved_model):
     assert sentence.startswith("Whether model.random_init=true differs from model.random_init=false cannot be tested")
 
 
+@pytest.mark.slow
 def test_a_sweep_of_layers_of_several_models_is_no_story(saved_model, tokenizer):
     """Nobody said that these are different models but their weights."""
     models = [AutoModel.from_pretrained(saved_model) for _ in range(3)]

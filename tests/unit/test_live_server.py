@@ -125,6 +125,7 @@ def test_a_sink_is_told_from_the_weights_of_the_maps(tokenizer, tmp_path, monkey
     assert session.engine.close(10)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("auto", "family", "shown"),
     [
@@ -421,6 +422,7 @@ def test_every_answer_says_what_a_browser_may_do(client, path, status):
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "state", [{"text": "a b"}, {"text": "a b", "through": "1"}, {"text": "a", "before": "b", "through": "1"}]
 )

@@ -50,6 +50,7 @@ def test_what_has_no_quoted_form():
     assert quoted_override("seed=\x00") is quoted_override("dataset.path=") is quoted_override("a b=c") is None
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", ["year=2020/a.txt", "reviews (1).txt", "Süd.txt", "it's.txt", 'a"b\\".txt', "a,b.txt"])
 def test_the_printed_form_works(capsys, monkeypatch, tmp_path, name):
     """The first run prints it; with it, the second reads the file, which holds no text."""

@@ -48,6 +48,7 @@ def tiny(family: str, **changes: Any):
     return tiny_model(settings | changes, torch.float64)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("family", ["gpt2", "openai-gpt", "ctrl"])
 def test_ids_of_a_tokenizer_that_are_embedded_as_tokens_are_read_as_transformers_reads_them(family, tokenizer, caplog):
     """GPT-2 adds the embedding of token 0 everywhere, and so does the call that its users write."""

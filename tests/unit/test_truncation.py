@@ -150,6 +150,7 @@ def encoded_whole(tokenizer, messages):
     return Encoder(Reader(tokenizer, max_length=512), options).encode([Example("", messages=messages)], CorpusCounts())
 
 
+@pytest.mark.spread(1)
 @SIDES
 def test_both_sides_of_a_translation_are_cut_alike(side, tokenizer):
     config = STACK_CONFIGS["bart"] | {"vocab_size": len(tokenizer), "decoder_start_token_id": 2}

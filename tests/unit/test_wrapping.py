@@ -100,7 +100,7 @@ STACKS = [("t5", stack) for stack in ("encoder", "decoder", "cross")] + [("maria
 
 
 @pytest.mark.parametrize("model_type", WITH_HEADS)
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_a_wrapped_model_is_the_one_that_is_loaded(model_type, tokenizer, tmp_path):
     model = in_memory(WITH_HEADS[model_type], model_type, tokenizer)
     model.save_pretrained(tmp_path)
