@@ -27,7 +27,7 @@ def inputs(family_model):
 
 
 @pytest.mark.parametrize("rule", ValueBias)
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 def test_vectors_add_up_to_the_hidden_vectors_and_scores_read_them_out(family, family_model, inputs, rule):
     """Σ_k x_{i⇐k} = h_i, and gradient × input gives what the vectors give, for any direction."""
     tokens = inputs["attention_mask"].bool()
@@ -51,7 +51,7 @@ def test_vectors_add_up_to_the_hidden_vectors_and_scores_read_them_out(family, f
     torch.testing.assert_close(shares.sum(dim=-1)[tokens], torch.ones(int(tokens.sum())).double(), rtol=0, atol=1e-10)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("model_type", ["bert", "llama", "deberta"])
 @pytest.mark.parametrize("rule", ValueBias)
 def test_groups_of_sources_change_nothing(model_type, rule, monkeypatch):
@@ -66,7 +66,7 @@ def test_groups_of_sources_change_nothing(model_type, rule, monkeypatch):
         torch.testing.assert_close(layer, expected, **EXACT)
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "model_type",
     ["bert", "albert", "gpt2", "llama", "gpt_neox", "olmo2", "modernbert", "deberta", "gemma2", "granite", "opt"],
@@ -132,7 +132,7 @@ def test_the_model_is_left_as_it_was(family, family_model, inputs):
 
 
 @pytest.mark.kinds
-@pytest.mark.spread(8)
+@pytest.mark.spread(4)
 def test_scores_through_attention_weights_add_up(family, family_model, inputs):
     """With what softmaxes absorb, and for the texts of a batch as for one alone."""
     layout, tokens = layout_of(family), inputs["attention_mask"].bool()

@@ -123,7 +123,7 @@ def classifier(tokenizer, encoder) -> LoadedModel:
     )
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 @pytest.mark.parametrize("bias", ["token", "decompx"])
 def test_a_similarity_adds_up_over_pairs_and_over_tokens(encoder, pooling, bias):
@@ -379,7 +379,7 @@ def test_what_is_not_defined_for_translations_is_refused(translator):
         normscope.attribute(alone, (TEXT, OTHER), normscope.NextToken())
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("family", ["big_bird", "openai-gpt", "bert", "deberta-v2", "xlm"])
 def test_heads_of_other_architectures_are_followed_exactly(family):
     """big_bird makes its activation as it runs, and layers of openai-gpt return lists."""

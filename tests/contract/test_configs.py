@@ -71,11 +71,8 @@ def test_every_preset_shows_its_command():
         assert re.search(command, head, re.MULTILINE), f"{path}: its head shows its command"
 
 
-def test_defaults():
-    options = composed()
-    assert enabled_analyses(options.analysis) == ["mixing"]
-    assert options.model.pin.name == options.model.name
-    assert (options.layers, options.categories) == ("all", "all")
+def test_the_default_config_composes():
+    check(composed())
 
 
 def test_every_analysis_has_options_and_a_preset():

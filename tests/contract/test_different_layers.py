@@ -47,6 +47,7 @@ def contributions(parts):
     return torch.einsum("bhqk,bhkd,bhqd,hdm->bhqkm", parts.weights, parts.value, parts.gate, parts.output_weight)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", EACH)
 def test_each_block_is_what_its_own_layer_computes(name):
     """α, values, W_O with all factors, ratios and norms against explicit vectors of all pairs."""
@@ -72,6 +73,7 @@ def test_each_block_is_what_its_own_layer_computes(name):
         torch.testing.assert_close(shares, torch.ones_like(shares), **EXACT)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", EACH)
 def test_whole_layers_are_followed(name):
     """Scores, biases and what every layer's heads and network add make up a scalar of the last vectors."""

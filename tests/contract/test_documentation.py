@@ -144,7 +144,7 @@ def commands() -> list[tuple[str, list[str]]]:
 @pytest.mark.parametrize(
     ("page", "words"), commands(), ids=lambda value: " ".join(value) if isinstance(value, list) else value
 )
-@pytest.mark.spread(7)
+@pytest.mark.spread(3)
 def test_every_command_composes(page, words, monkeypatch):
     assert page
     # A folder, runs and checkpoints of the reader's.

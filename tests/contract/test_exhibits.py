@@ -232,6 +232,7 @@ def test_numbers_that_a_paper_prints_as_a_table_are_its_rows_and_columns(invente
     assert section.content.count("<table") == 1
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("same", [True, False])
 def test_a_table_of_places_is_printed_beside_our_own_unless_the_weights_have_these_places(same):
     """Table 1 of Maruta & Matsuzaki: 24 rows of 12 heads."""

@@ -252,7 +252,7 @@ def _attention(*arguments, **more):
 
 @pytest.mark.kinds
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.spread(4)
+@pytest.mark.spread(2)
 def test_half_precision_is_measured_in_float32(family, dtype):
     """The verification error shows how the model rounds; sums of its vectors are not rounded again."""
     model = (

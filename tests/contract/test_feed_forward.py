@@ -130,7 +130,7 @@ def assert_exact(model, layout) -> None:
     assert verify(model, layout, "tiny", feed_forward=True).error < (1e-6 if bound == 1e-5 else 1e-12)
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(2)
 def test_attention_and_network_make_the_layer(family, family_model):
     assert_exact(family_model, layout_of(family))
 
@@ -227,7 +227,7 @@ def test_attention_blocks_live_only_while_someone_needs_them(family, family_mode
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("model_type", ["bert", "modernbert", "gpt2", "gemma", "olmo2", "learned activation"])
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 def test_half_precision_is_measured_in_float32(model_type, dtype):
     config = VARIANTS["a learned activation"] if " " in model_type else FAMILY_CONFIGS[model_type]
     model, layout = tiny_model(config, dtype), layout_of(config["model_type"])

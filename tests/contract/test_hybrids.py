@@ -102,6 +102,7 @@ def test_contributions_add_up_to_what_the_untouched_model_computes(model_type):
     assert verify(model, layout, model_type, feed_forward=layout.has_networks).error < 1e-6
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("model_type", MODELS)
 def test_measures_of_a_block_equal_those_of_explicit_vectors(model_type):
     for block in observed(model_type)[-1]:
@@ -384,6 +385,7 @@ RUN = {
 """The analyses that each kind of model allows."""
 
 
+@pytest.mark.slow
 @pytest.mark.spread(1)
 @pytest.mark.parametrize(("model_type", "name"), [(kind, name) for kind, names in RUN.items() for name in names])
 def test_an_analysis_runs_where_it_is_defined(model_type, name):

@@ -158,14 +158,14 @@ def test_parts_of_every_family(family, family_model):
     assert_parts(family_model, layout_of(family))
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("model_type", CROSS)
 def test_parts_behind_cross_attention(model_type):
     assert_parts(tiny_stack(model_type, "cross", torch.float64), layout_of(model_type, "cross"))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.spread(4)
+@pytest.mark.spread(2)
 def test_parts_of_variants(variant):
     config = VARIANTS[variant]
     model = tiny_model(config, torch.float64)

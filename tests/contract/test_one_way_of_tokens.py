@@ -106,6 +106,7 @@ def log_probability(whole, tokenizer, text, answer):
     return sum(float(logits[place, together[0, place + 1]]) for place in places)
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("answer", [" Paris", " the island", ", yes", "\nParis", "\n"])
 def test_an_answer_is_read_together_with_its_text(causal, answer):
     whole, tokenizer, model = causal
@@ -484,6 +485,7 @@ def test_the_default_prompt_of_an_encoder_is_read_through_every_door(pooled, tok
             assert one.target == pytest.approx(float(vector @ second), rel=1e-4)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("setting", [{"forced_eos_token_id": 2}, {"repetition_penalty": 1.5}, {"bad_words_ids": [[5]]}])
 def test_every_setting_that_changes_an_answer_is_named(causal, setting, caplog, monkeypatch):
     whole, tokenizer, _ = causal
@@ -493,6 +495,7 @@ def test_every_setting_that_changes_an_answer_is_named(causal, setting, caplog, 
     assert f"without {next(iter(setting))}=" in caplog.text
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("samples", [True, False])
 def test_what_only_sampling_reads_is_named_if_the_model_samples(causal, samples, caplog, monkeypatch):
     whole, tokenizer, _ = causal

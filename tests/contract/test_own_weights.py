@@ -46,7 +46,7 @@ def test_scale_by_hand():
         assert [block.alpha.scale for block in blocks] == [pytest.approx(expected, rel=1e-7)] * 3
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("family", OWN)
 def test_weights_without_a_dimension_are_those_of_a_model_whose_keys_lack_it(family):
     """An intervention changes q·k alone, so the terms of this model leave its keys out."""
@@ -78,6 +78,7 @@ def test_weights_without_a_dimension_are_those_of_a_model_whose_keys_lack_it(fam
     assert (got - blocks[0].weights).abs().max() > 1e-3
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("family", OWN)
 def test_a_wrong_scale_is_noticed(family, monkeypatch):
     monkeypatch.setattr(BlockModules, "own_scale", 1.029 * 6**-0.5)
@@ -85,7 +86,7 @@ def test_a_wrong_scale_is_noticed(family, monkeypatch):
         verify(tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family), family)
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("part", ["query", "key"])
 @pytest.mark.parametrize("family", OWN)
 def test_wrong_queries_and_keys_are_noticed(family, part, monkeypatch):

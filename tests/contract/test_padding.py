@@ -128,6 +128,7 @@ def test_experts_that_leave_out_tokens(capacity):
     assert batching is (Batching.SINGLE if capacity < 1 else Batching.PADDED)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("family", ["bert", "gpt2", "modernbert"])
 def test_families_that_mask_padding_are_padded(family):
     wrapped = normscope.wrap(tiny_model(FAMILY_CONFIGS[family], torch.float32))

@@ -21,7 +21,7 @@ def loaded(family, tokenizer):
     return LoadedModel(model, tokenizer, layout_of(family, config=model.config), "tiny", None, 30)
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("layers", "queries"), [([2], None), (None, [0, 3]), ([3, 1], [-1, 2])])
 def test_parts_equal_the_whole(family, layers, queries, tokenizer):

@@ -250,7 +250,7 @@ SABOTAGED = {
 }
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("kind", SABOTAGED)
 def test_a_model_that_does_something_else_is_refused(kind):
     family, sabotage, message = SABOTAGED[kind]
@@ -355,7 +355,7 @@ def test_attention_that_is_local_in_long_texts_is_refused_when_one_comes():
 
 
 @pytest.mark.parametrize("family", [*FAMILY_CONFIGS, *STACK_CONFIGS])
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 def test_everything_that_is_compared_on_texts_is_equal_in_an_exact_model(family, monkeypatch):
     model = tiny_model(FAMILY_CONFIGS.get(family) or STACK_CONFIGS[family], torch.float64)
     model = model.get_encoder() if family in STACK_CONFIGS else model

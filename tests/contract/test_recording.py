@@ -81,7 +81,7 @@ def test_a_recording_is_one_full_pass(family):
     np.testing.assert_allclose(values.values, expected.values, rtol=0, atol=close)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("measure", "family"),
     [
@@ -99,7 +99,7 @@ def test_what_is_carried_is_recorded_too(measure, family):
     assert recorded[0].measure == measure
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "options",
     [{"cache_implementation": "static"}, {"use_cache": False}, {"prefill_chunk_size": 3}, {"num_beams": 1}],

@@ -16,6 +16,7 @@ from normscope.results.result import Result
 from tests.oracles.comparison import everything
 
 
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("name", analyses())
 def test_what_an_analysis_returns_is_saved_and_read(name, tmp_path):
     part = everything(name)

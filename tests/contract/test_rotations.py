@@ -83,7 +83,7 @@ def test_every_type_is_tested():
 
 @pytest.mark.parametrize("rope_type", sorted(SCALINGS))
 @pytest.mark.parametrize("family", ["llama", "modernbert"])
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_batch_size_changes_nothing(family, rope_type):
     model, fresh = scaled_model(family, rope_type), scaled_model(family, rope_type)
     inputs = token_batch(model, LENGTHS)

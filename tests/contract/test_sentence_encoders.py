@@ -149,6 +149,7 @@ def wide_folder(tokenizer, tmp_path_factory):
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("size", "dense"), [(128, False), (99, False), (100, True), (256, True), (384, False), (1, True)]

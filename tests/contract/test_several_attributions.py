@@ -248,7 +248,7 @@ def test_figures_of_tokens_and_answers(model):
         answer.figure("rows")
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "target", [normscope.NextToken("film"), normscope.Answer(" film"), lambda hidden: hidden[-1, 0]]
 )

@@ -225,6 +225,7 @@ def test_translations_are_attributed_to_source_and_target(translations, tmp_path
     assert "According to ALTI+" in page
 
 
+@pytest.mark.slow
 @pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("arguments", "message"),

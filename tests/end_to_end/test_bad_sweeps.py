@@ -24,6 +24,7 @@ def completed(saved_model, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_bad_input_before_the_first_job_leaves_no_folder(capsys, monkeypatch, tmp_path):
     outcome = sweep(capsys, monkeypatch, tmp_path / "parent/sweep", "seed=1,x")
     assert (outcome.status, outcome.err.splitlines()) == (
@@ -56,6 +57,7 @@ def test_a_damaged_record_of_failures_is_refused_before_the_first_job(capsys, mo
     assert [path.name for path in tmp_path.iterdir()] == [runs.FAILURES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"\xff", b'{"status": "completed"}'])
 @pytest.mark.spread(1)
 def test_damaged_results_in_the_folder_of_a_sweep(capsys, monkeypatch, tmp_path, content):

@@ -128,6 +128,7 @@ def test_a_run_reads_no_file_outside_its_folder(capsys, monkeypatch, strangers_r
         assert (tmp_path / "again/config.yaml").exists(), outcome.err
 
 
+@pytest.mark.slow
 def test_a_file_in_the_folder_may_be_read(capsys, monkeypatch, strangers_run, tmp_path):
     folder = strangers_run(dataset={"kind": "text", "path": str(tmp_path / "theirs/corpus.txt")})
     (folder / "corpus.txt").write_text("They gave us this text.\nAnd this one.\n")

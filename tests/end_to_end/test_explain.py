@@ -128,11 +128,12 @@ def test_a_translation(capsys, monkeypatch, tmp_path, tokenizer):
 def test_files_and_standard_input(capsys, monkeypatch, tmp_path, saved_model):
     (tmp_path / "a.txt").write_text(f"{TEXT}\n")
     outputs = []
-    for place, text in enumerate((TEXT, str(tmp_path / "a.txt"), "-")):
+    for place, text in enumerate((str(tmp_path / "a.txt"), "-")):
         monkeypatch.setattr("sys.stdin", io.StringIO(f"{TEXT}\n"))
         out, page = explained(capsys, monkeypatch, tmp_path / str(place), text, f"model.name={saved_model}")
+        assert TEXT in out
         outputs.append((out.splitlines()[:-1], page))
-    assert outputs[0] == outputs[1] == outputs[2]
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ def test_infinity_in_the_activations_names_its_layer(capsys, monkeypatch, tmp_pa
     assert "layer 2" in outcome.err
 
 
+@pytest.mark.slow
 def test_a_full_disk_gives_one_line_and_the_run_can_be_resumed(capsys, monkeypatch, tmp_path, saved_model):
     """Files are limited to a few kilobytes: the system itself refuses to write more."""
 

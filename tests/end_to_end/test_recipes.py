@@ -153,6 +153,7 @@ def test_dependency_relations_of_the_papers_model(capsys):
     assert "English Web Treebank: 1 of 1 within 0.03" in printed
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("recipe", "model", "measured", "within"),
     [
@@ -227,6 +228,7 @@ def test_no_number_of_a_paper_is_about_random_weights():
     assert comparison["differs_in"].tolist() == ["model.random_init"]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", [name for name in MASKED if name.startswith("kobayashi")])
 def test_the_papers_model_and_data_are_compared(name):
     options = composed(f"experiment={name}")

@@ -210,6 +210,7 @@ def test_of_texts_too_long_to_draw_the_parts_that_add_most_are_drawn(command, tm
             assert len(tokens) == 42
 
 
+@pytest.mark.slow
 def test_maps_of_the_shortest_pairs_are_those_of_normscope_similarity(command, saved_model):
     outcome, folder = command()
     assert outcome.status == 0, outcome.err

@@ -62,6 +62,7 @@ def test_checkpoints_of_a_training_are_one_sweep(training, tmp_path, monkeypatch
     assert "<h1>2 checkpoints of run on the sample corpus</h1>" in page
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [

@@ -512,6 +512,7 @@ def test_maps_that_are_not_finite_are_refused_when_the_corpus_has_been_read():
         analysis.result()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("layers", [[1, 2], [2]])
 def test_alignment(maps, layers):
     found = findings(AlignmentOptions(sentences=[1, 3, 5]), BASELINES, layers)
@@ -524,6 +525,7 @@ def test_the_first_three_pairs_are_shown_and_nothing_to_compare_with_is_fine(map
     assert_published(found, expected(maps, PAIRS, LAYERS, [1, 2, 3], {}), tolerance=1e-6)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("setting", ["awo", "awi"])
 def test_maps_are_drawn_in_the_setting_that_was_asked_for(maps, setting):
     found = findings(AlignmentOptions(setting=Setting(setting)), {}, LAYERS)

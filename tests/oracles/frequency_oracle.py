@@ -177,7 +177,7 @@ LEFT_OUT = {"none": lambda _: False, "two words": lambda token: token in (6, 9),
 
 
 @pytest.mark.parametrize("left_out", LEFT_OUT)
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_frequency(specimen, left_out):
     layers = [2, 3]  # as in test_norms
     tokens = [token for token in range(specimen.loaded.vocabulary) if LEFT_OUT[left_out](token)]

@@ -182,7 +182,7 @@ OUTLIERS = {
 
 @pytest.mark.parametrize("categories", [None, ["punctuation", "other"], ["all"]])
 @pytest.mark.parametrize("options", OUTLIERS)
-@pytest.mark.spread(8)
+@pytest.mark.spread(4)
 def test_outliers(any_specimen, options, categories):
     chosen = OUTLIERS[options]
     categories = reported(any_specimen, categories)

@@ -426,7 +426,7 @@ def everything() -> Result:
 @pytest.mark.parametrize("sums", [False, True])
 @pytest.mark.parametrize("bias", ValueBias)
 @pytest.mark.parametrize("pooling", [None, *Pooling])
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_similarity(specimen, pooling, bias, sums):
     pairs = PairSpecimen.of(specimen)
     options = SimilarityOptions(pooling=pooling, bias=bias, rows=[2, 5, 9], sums=sums)

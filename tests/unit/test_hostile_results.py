@@ -40,6 +40,7 @@ def figures():
     }
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("name", figures())
 def test_every_figure_can_be_drawn_and_read(name):
     figure = figures()[name]

@@ -1,6 +1,7 @@
 """What a run is follows from what it measured: weights, texts and seeds. Names of models, folders and texts only label it."""
 
 import dataclasses
+import functools
 import itertools
 import re
 import shutil
@@ -48,22 +49,28 @@ def measured(model, texts=TEXTS, **options):
     return normscope.run("mixing", model=model, texts=texts, **options)
 
 
+@pytest.fixture(scope="module")
+def of_folder(folders):
+    """A run of a model by the name of its folder, made once."""
+    return functools.cache(lambda name: measured(folders / name))
+
+
 def identity(result):
     return result.facts["model_sha256"], result.facts["texts_digest"]
 
 
-def test_weights_and_texts_are_the_same_whichever_way_they_came(folders, tokenizer):
-    expected = identity(measured(folders / "base"))
+def test_weights_and_texts_are_the_same_whichever_way_they_came(folders, of_folder, tokenizer):
+    expected = identity(of_folder("base"))
     bare, headed = (kind.from_pretrained(folders / "base") for kind in (AutoModel, AutoModelForMaskedLM))
     assert identity(measured(bare, tokenizer=tokenizer)) == expected
     assert identity(measured(headed, TEXTS[::-1], tokenizer=tokenizer, batch_tokens=16)) == expected, "in another order"
-    assert identity(measured(folders / "step-32")) == expected
-    assert identity(measured(folders / "tuned"))[0] == identity(measured(folders / "step-0"))[0] != expected[0]
+    assert identity(of_folder("step-32")) == expected
+    assert identity(of_folder("tuned"))[0] == identity(of_folder("step-0"))[0] != expected[0]
     assert identity(measured(bare, OTHERS, tokenizer=tokenizer))[0] == expected[0]
     assert identity(measured(bare, [*TEXTS, TEXTS[0]], tokenizer=tokenizer))[1] != expected[1], "a text twice"
     masked = measured(bare, tokenizer=tokenizer, mask_fraction=0.3)
     assert identity(masked) == expected, "which tokens are masked is a matter of the seed"
-    assert masked.metrics != measured(bare, tokenizer=tokenizer).metrics
+    assert masked.metrics != of_folder("base").metrics
 
 
 @pytest.mark.spread(2)
@@ -113,8 +120,8 @@ def test_random_weights_are_known_by_how_they_were_made(saved_model, tokenizer):
     assert measured(saved_model).facts["weights_from"] == "files"
 
 
-def test_folders_are_compared_by_their_weights_whatever_they_are_called(folders):
-    plain, steps = ([measured(folders / name) for name in pair] for pair in (("base", "tuned"), ("step-32", "step-0")))
+def test_folders_are_compared_by_their_weights_whatever_they_are_called(of_folder):
+    plain, steps = ([of_folder(name) for name in pair] for pair in (("base", "tuned"), ("step-32", "step-0")))
     (sentence,), (same,) = map(normscope.compare, (plain, steps))
     assert sentence.startswith("tuned differs from base in ")
     assert same.replace("step 0", "tuned").replace("step 32", "base") == sentence
@@ -140,11 +147,11 @@ def test_neither_other_texts_nor_other_weights_are_seeds(saved_model, tokenizer)
     assert not any("seeds" in sentence for sentence in told)
 
 
-def test_the_same_run_under_other_names_counts_once(folders, tokenizer):
-    one, two = measured(folders / "base"), measured(AutoModel.from_pretrained(folders / "step-32"), tokenizer=tokenizer)
+def test_the_same_run_under_other_names_counts_once(folders, of_folder, tokenizer):
+    one, two = of_folder("base"), measured(AutoModel.from_pretrained(folders / "step-32"), tokenizer=tokenizer)
     told = "Runs 0 and 1 measured the same weights, texts and seeds in the same way: they count once."
     assert normscope.compare([one, two]) == [told]
-    tuned = measured(folders / "tuned")
+    tuned = of_folder("tuned")
     assert normscope.compare([one, two, tuned])[0] == told
     assert normscope.compare([one, two, tuned])[1] == normscope.compare([one, tuned])[0]
     changed = dataclasses.replace(two, metrics={name: value * 1.1 for name, value in two.metrics.items()})
@@ -199,13 +206,14 @@ def test_a_sweep_of_layers_of_several_models_is_no_story(saved_model, tokenizer)
     assert re.search(r"at layer 1|From layer 1", normscope.compare(alone)[0])
 
 
+@pytest.mark.slow
 def test_options_of_an_analysis_are_no_seeds(saved_model):
     runs = [normscope.run("outliers", model=saved_model, texts=TEXTS, threshold=value) for value in (1.0, 2.0)]
     assert not any("seeds (95%" in sentence for sentence in normscope.compare(runs))
 
 
-def test_runs_without_these_facts_claim_nothing(folders):
-    old = [measured(folders / name) for name in ("base", "base")]
+def test_runs_without_these_facts_claim_nothing(of_folder):
+    old = [of_folder("base")] * 2
     new = ("model_sha256", "texts_digest", "weights_from", "weights_seed", "heads_sha256", "config_sha256", "training")
     old = [
         dataclasses.replace(run, facts={name: value for name, value in run.facts.items() if name not in new})

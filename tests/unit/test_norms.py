@@ -67,6 +67,7 @@ def test_heads_in_the_figure_of_singular_values_come_from_each_layer_in_turn():
     assert len(dispersion.drawn_heads(table, 100, 0)) == len(table)
 
 
+@pytest.mark.slow
 def test_the_scatter_plot_has_as_many_pairs_of_each_category():
     """[CLS] is in every text once, and a uniform sample of all pairs would have few of its pairs."""
     texts = ["The cat sat on the mat and slept for a long time, quietly, in the sun.", "We walk by the river, talking."]

@@ -69,6 +69,7 @@ def test_offloaded_models_are_observed_bit_for_bit(family, place, tmp_path):
         held_pass(model, layout, INPUTS)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("size", [0, 10**4, 10**9])
 def test_weights_on_other_devices_are_used(size, monkeypatch):
     moved: list[torch.Tensor] = []

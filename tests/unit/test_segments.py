@@ -94,6 +94,7 @@ def test_ids_that_were_given_are_never_dropped(tokenizer):
         normscope.decompose(model, encoding)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("family", ["albert", "bert", "electra"])
 def test_a_table_of_segments_is_read_though_the_tokenizer_names_none(family, tokenizer):
     whole = tiny(family)

@@ -80,6 +80,7 @@ def test_texts_that_are_far_too_long_for_a_tokenizer(cutting):
     assert sequence.input_ids.tolist() == cutting(text, truncation=True, max_length=LONGEST)["input_ids"]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(("first", "second"), [(9000, 7000), (7000, 9000)])
 def test_pairs_that_are_far_too_long_for_a_tokenizer(first, second, cutting):
     """The longer text keeps the odd token. (The tokenizer itself would take a minute, quadratic in the lengths.)"""

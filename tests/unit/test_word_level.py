@@ -113,6 +113,7 @@ class Words:
         return ratios
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("family", FAMILIES, scope="session")
 def test_everything_of_words_is_that_of_merged_vectors(family, family_model, monkeypatch):
     observed(family, family_model, check_maps)
@@ -426,6 +427,7 @@ def test_findings_say_words():
     assert lines.y_label == "share of words"
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", ["score", "sinks"])
 def test_analyses_of_tokens_are_refused(name, tmp_path, capsys, monkeypatch):
     outcome = run_here(capsys, monkeypatch, f"analysis={name}", "level=word", f"output_dir={tmp_path}/run")

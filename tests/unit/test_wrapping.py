@@ -119,6 +119,7 @@ def test_a_wrapped_model_is_the_one_that_is_loaded(model_type, tokenizer, tmp_pa
         assert torch.equal(head(**inputs).logits, expected(**inputs).logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model_type", "stack"), STACKS)
 @pytest.mark.spread(1)
 def test_every_stack_of_a_wrapped_encoder_decoder(model_type, stack, tokenizer, tmp_path):
@@ -187,7 +188,7 @@ def test_a_chunked_model_takes_texts_of_any_length(tokenizer):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_any_dtype_and_attention_implementation(tokenizer, dtype, implementation):
     model = in_memory(AutoModel, "bert", tokenizer).to(dtype)
     model.set_attn_implementation(implementation)
