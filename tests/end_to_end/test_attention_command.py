@@ -58,41 +58,6 @@ def test_what_is_typed_is_what_is_asked(capsys, monkeypatch, tmp_path, saved_mod
     np.testing.assert_array_equal(table[asked["measure"]].to_numpy(), found.values.ravel())
 
 
-@pytest.mark.spread(2)
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["keys=verbs"], "keys='verbs': expected one of last, tokens, words, texts, messages, prompt, answer, images"),
-        (["keys=[0:3,2]"], "keys: '0:3' and 'old' overlap at token 2; expected regions that share no token"),
-        (["keys=0:99"], "keys=0:99: expected tokens within a text of 14; choose a part of 0:14"),
-        (["keys="], "keys='': expected one of last, tokens, words, texts, messages, prompt, answer, images"),
-        (["top=many"], "top: expected a whole number or None, got 'many'"),
-        (["heads=1,x"], "heads: expected whole numbers from 1 to 4, got 'x'"),
-        (["heads=5"], "heads: expected whole numbers from 1 to 4, got 5"),
-        (["layers=[9]"], "layers: expected whole numbers from 1 to 3, got 9"),
-        (["keys=words", "keys=last"], "keys=last and keys=words are both set; expected one of them"),
-        (
-            ["top=2", "measure=score"],
-            "top=2: scores are shown with those of all other keys; leave out top, or choose weight",
-        ),
-        (["measure=alpha"], "measure='alpha': expected one of weight, norm, share, score"),
-    ],
-)
-def test_bad_input(capsys, monkeypatch, tmp_path, saved_model, arguments, message):
-    outcome = run_here(
-        capsys,
-        monkeypatch,
-        "attention",
-        TEXT,
-        *arguments,
-        f"model.name={saved_model}",
-        f"output_dir={tmp_path / 'out'}",
-    )
-    assert outcome.status == 2
-    assert outcome.err.strip().splitlines()[-1] == f"normscope: {message}"
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("arguments", [[], ["keys=words"]])
 def test_a_missing_text(capsys, monkeypatch, arguments):
     outcome = run_here(capsys, monkeypatch, "attention", *arguments)

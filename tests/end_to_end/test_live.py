@@ -474,33 +474,6 @@ def test_ctrl_c_ends_the_server_within_a_second(saved_model):
     assert all(answer == (409, {"outdated": True}) for answer in answers)
 
 
-@pytest.mark.spread(3)
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["live.port=99999"], "live.port=99999: expected a whole number from 0 to 65,535"),
-        (["live.host=999.1.1.1"], "live.host=999.1.1.1: cannot be resolved: "),
-        (["live.host=a..b"], "live.host=a..b: cannot be resolved: "),
-        ([f"live.host={'a' * 64}"], f"live.host={'a' * 64}: cannot be resolved: "),
-        (["live.host=.a"], "live.host=.a: cannot be resolved: "),
-        (["live.host=8.8.8.8"], "live.host=8.8.8.8: expected an address of this machine, such as 127.0.0.1 or 0.0.0.0"),
-        (["live.host=2001:db8::1"], "live.host=2001:db8::1: expected an address of this machine"),
-        (
-            ["-m", "model=minilm,bert"],
-            "serve: expected one page, got a sweep (-m); list models to compare in live.models",
-        ),
-        (["model.checkpoints=/nowhere/*"], "model.checkpoints=/nowhere/*: expected a pattern of folders"),
-        (["live.port=0", "live.models=[/nowhere/model]"], "live.models=/nowhere/model: "),
-    ],
-)
-def test_bad_input(capsys, monkeypatch, saved_model, words, message):
-    outcome = run_here(capsys, monkeypatch, "serve", f"model.name={saved_model}", *words)
-    assert outcome.status == 2
-    assert outcome.err.count("\n") == 1
-    assert message in outcome.err
-    assert outcome.out == ""
-
-
 def test_a_port_in_use(capsys, monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

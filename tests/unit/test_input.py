@@ -64,30 +64,6 @@ def viewing(words: list[str]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("program", "arguments", "reason"),
-    [
-        (viewing, ["compare"], "RUN"),
-        (viewing, ["page"], "RUN"),
-        (viewing, ["page", "/nope"], "run=/nope: expected the folder of a run"),
-        (viewing, ["compare", "/nope", "--threshold", "x"], "expected METRIC=VALUE"),
-        (viewing, ["compare", "/nope", "--wandb", "me"], "/nope: no run found"),
-        (viewing, ["compare", "/nope"], "/nope: no run found"),
-        (viewing, ["compare", "x" * 5000], "xxx: cannot be read: [Errno 36] File name too long"),
-    ],
-)
-def test_the_other_commands_give_one_line_too(capsys, program, arguments, reason):
-    try:
-        status = program(arguments)
-    except SystemExit as error:
-        status = error.code
-    said = capsys.readouterr().err
-    assert status == 2
-    assert said.count("\n") == 1
-    assert said.startswith("normscope: ")
-    assert reason in said
-
-
-@pytest.mark.parametrize(
     ("file", "content"),
     [
         ("results.json", '{"schema": 1, "status": "completed", "metrics": {"a": "x"}, "facts": {}}'),
