@@ -11,7 +11,7 @@ from tests.end_to_end.forks import Outcome
 # Progress of a run that has begun.
 PROGRESS = re.compile(
     r".*( layers? on cpu, |examples \[|\d+ examples?|: *\d+%\||resuming after ).*|\s*|sequences.*|job \d+: .*"
-    r"|allow_pickle: pickled weights, which can run code, .*"
+    r"|\w+ \(\d+ of \d+\).*|allow_pickle: pickled weights, which can run code, .*"
 )
 
 

@@ -12,6 +12,7 @@ _LONG = {
     "deep": "/".join(["x" * 200] * 30),
     "parentheses": "(" * 3000 + ")" * 3000,
     "accents": "e\u0301" * 500,
+    "words": "word " * 400,
     "families": "👩‍👩‍👧‍👦" * 200,
 }
 _NAMED = re.compile(rf"<({'|'.join(_LONG)}|(\d+)(.))>")
