@@ -236,7 +236,6 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
         ("tutorials/own-text.md", 1),
     ],
 )
-@pytest.mark.spread(1)
 def test_the_python_of_a_page_runs(page, number, tmp_path, monkeypatch):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
     assert len(blocks) >= number

@@ -104,7 +104,6 @@ def test_settings_are_read_from_the_file_of_any_version(file, folder, saved):
 
 
 @pytest.mark.slow
-@pytest.mark.spread(1)
 @pytest.mark.parametrize("config", [None, {"__version__": "0.2.5"}], ids=["no config", "a config of version 0"])
 def test_a_transformer_in_a_folder_of_its_own(config, folder, saved):
     moved(folder, "0_Transformer")

@@ -386,7 +386,6 @@ RUN = {
 
 
 @pytest.mark.slow
-@pytest.mark.spread(1)
 @pytest.mark.parametrize(("model_type", "name"), [(kind, name) for kind, names in RUN.items() for name in names])
 def test_an_analysis_runs_where_it_is_defined(model_type, name):
     results = normscope.run(name, model=wrapped(model_type), texts=TEXTS * 3)

@@ -275,7 +275,7 @@ def imported_anywhere(path: Path) -> Iterator[str]:
             yield node.module.removeprefix(f"{SOURCE.name}.")
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_a_leaf_has_one_place_that_loads_it(leaf):
     importing = set()

@@ -100,7 +100,7 @@ def test_modules_of_users(front, batching):
             normscope.decompose(wrapped, [texts[0], texts[2]])
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [True, False])
 def test_the_row_of_padding_in_trigrams(zero):
     """MobileBERT concatenates the embeddings of neighbours: with trained weights, that of [PAD] is not zero."""

@@ -150,7 +150,6 @@ def wide_folder(tokenizer, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("size", "dense"), [(128, False), (99, False), (100, True), (256, True), (384, False), (1, True)]
 )
@@ -352,6 +351,7 @@ def test_documents_are_ranked_for_a_query(model):
     assert len(found.table) == sum(each.matrix.size for each in singles)
 
 
+@pytest.mark.slow
 def test_words_of_the_documents_add_up(model):
     found = normscope.similarity(model, A, DOCUMENTS)
     words = found.words.set_index("token")

@@ -253,7 +253,7 @@ def with_music(vectors):
     return torch.where(holds, 0.5, 1.0).to(vectors)[:, None, None] if holds.any() else None
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factor", "text"),
     [(long, " ".join(WORDS)), (with_music, "we saw music"), (even, " ".join(WORDS[:10])), (late, " ".join(WORDS))],

@@ -152,7 +152,7 @@ def test_losses_are_attributed(questions, tmp_path):
     assert "ean drop in the loss of the remaining tokens" in " ".join(outcome.out.split())
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -226,7 +226,6 @@ def test_translations_are_attributed_to_source_and_target(translations, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

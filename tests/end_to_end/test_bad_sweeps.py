@@ -59,7 +59,6 @@ def test_a_damaged_record_of_failures_is_refused_before_the_first_job(capsys, mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("content", [b"\xff", b'{"status": "completed"}'])
-@pytest.mark.spread(1)
 def test_damaged_results_in_the_folder_of_a_sweep(capsys, monkeypatch, tmp_path, content):
     (tmp_path / "other").mkdir()
     (tmp_path / "other/results.json").write_bytes(content)

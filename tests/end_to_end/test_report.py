@@ -334,6 +334,7 @@ def test_the_command_of_the_page_works_when_it_is_pasted(capsys, monkeypatch, re
     )
 
 
+@pytest.mark.slow
 def test_a_custom_text(capsys, monkeypatch, saved_model, tmp_path):
     given = ["dataset.limit=3", f"model.name={saved_model}", "tracking=disabled", f"output_dir={tmp_path / 'run'}"]
     outcome = run_here(capsys, monkeypatch, *given, "report.text='my own words'", "layers=2")
@@ -388,7 +389,6 @@ def test_long_texts_add_little_to_the_memory_of_the_report(tmp_path):
 @pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize("size", [(1400, 900), (390, 844)])
-@pytest.mark.spread(1)
 @pytest.mark.draws
 def test_figures_fit_into_their_places(tmp_path, size):
     """Whatever the number of panels, and however long the labels."""

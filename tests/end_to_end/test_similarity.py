@@ -101,7 +101,6 @@ def test_the_limit_counts_pairs(command):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("analyses", ["similarity", "[mixing,similarity,frequency]"])
-@pytest.mark.spread(1)
 def test_a_resumed_run_is_that_of_an_uninterrupted_one(capsys, command, corpus, monkeypatch, analyses):
     printed, whole = command(f"analysis={analyses}", SMALL_BATCHES, folder="whole")
     if "mixing" in analyses:  # which reads single texts too
@@ -334,7 +333,6 @@ def test_the_report_ranks_the_documents_of_the_first_query(command, encoder, tmp
         ("null", ("", "")),
     ],
 )
-@pytest.mark.spread(1)
 def test_prompts_are_chosen(command, encoder, prompts, texts):
     outcome, folder = command(
         f"model.name={encoder[1]}", f"analysis.similarity.prompts={prompts}", "analysis.similarity.pooling=null"

@@ -370,7 +370,6 @@ def test_attribution_of_words(erasure):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"methods": list(AttributionMethod), "steps": 5, "sequences": 3}])
-@pytest.mark.spread(1)
 def test_attribution_of_losses(options):
     methods = [method for method in options.pop("methods", []) if method is not AttributionMethod.globenc] or None
     specimen, wanted = (
@@ -384,7 +383,6 @@ def test_attribution_of_losses(options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"sequences": 3}, {"methods": list(AttributionMethod), "steps": 5}])
-@pytest.mark.spread(1)
 def test_attribution_of_answers(options):
     methods = [method for method in options.pop("methods", []) if method is not AttributionMethod.globenc] or None
     specimen = specimens.answered()

@@ -425,7 +425,7 @@ def test_norms_of_words(sampled):
     assert_published(findings, expected(of_words, layers, categories, options))
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("sampled", [4, 512])
 def test_cross_attention_of_words(sampled):
     """What target words take from source words, in padded batches."""

@@ -266,7 +266,6 @@ CALLS = {call.__name__: call for call in (scored, attended, ranked, compared, ch
 
 
 @pytest.mark.slow
-@pytest.mark.spread(2)
 @pytest.mark.parametrize("dtype", [F64, torch.bfloat16])
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_return_what_they_return_on_the_cpu(device, name, dtype):

@@ -53,8 +53,8 @@ def test_every_figure_can_be_drawn_and_read(name):
 
 
 @pytest.fixture(scope="module")
-def result():
-    return normscope.run("mixing", texts=["A short text.", "And another one."])
+def result(saved_model):
+    return normscope.run("mixing", model=saved_model, texts=["A short text.", "And another one."])
 
 
 def test_pages_of_odd_names_are_written(result, tmp_path):

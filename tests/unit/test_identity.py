@@ -158,6 +158,7 @@ def test_the_same_run_under_other_names_counts_once(folders, of_folder, tokenize
     assert "they count once" not in normscope.compare([one, changed])[0], "something differs that no fact shows"
 
 
+@pytest.mark.slow
 def test_pairs_are_the_same_texts_whichever_analyses_read_them(saved_model):
     """As one sequence, as two, or both: what two runs have both read decides."""
     encoder = SentenceTransformer(modules=[Transformer(str(saved_model)), Pooling(24)], device="cpu")

@@ -208,6 +208,7 @@ def test_thresholds_of_metrics_that_no_run_has_are_refused(tmp_path):
         compare.compared(*runs.read([tmp_path]), thresholds={"nothing": 1.0})
 
 
+@pytest.mark.slow
 def test_the_page_of_results_in_memory_is_that_of_their_folders(tmp_path):
     for number in range(2):
         saved(tmp_path / str(number), name="x/m", step=number, value=0.2 + 0.3 * number)

@@ -144,7 +144,7 @@ def test_rank_correlations_are_those_of_the_numbers_in_float64(scale):
     assert any(written in sentence for sentence in result.sentences)
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
 def test_rank_correlations_do_not_depend_on_the_size_of_batches(family, dtype):

@@ -121,7 +121,6 @@ def test_a_wrapped_model_is_the_one_that_is_loaded(model_type, tokenizer, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model_type", "stack"), STACKS)
-@pytest.mark.spread(1)
 def test_every_stack_of_a_wrapped_encoder_decoder(model_type, stack, tokenizer, tmp_path):
     model = in_memory(AutoModelForSeq2SeqLM, model_type, tokenizer)
     model.save_pretrained(tmp_path)
