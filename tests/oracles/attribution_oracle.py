@@ -404,7 +404,6 @@ TRANSLATED = {
 
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("choice", TRANSLATED)
-@pytest.mark.spread(2)
 def test_attribution_of_translations(choice):
     specimen, options = specimens.translations(), TRANSLATED[choice]
     examples = [Example(*texts, row=row) for row, texts in enumerate(specimen.texts, start=1)]
