@@ -22,7 +22,7 @@ from normscope.analyses.registry import analyses, plug_ins
 from normscope.data.corpora import sample_path
 
 if TYPE_CHECKING:
-    from normscope.reporting.weights_and_biases import Tracker
+    from normscope.reporting.tracker import Tracker
     from normscope.results.result import Result
     from normscope.running.loop import Run
     from normscope.running.options import RunOptions

@@ -11,7 +11,7 @@ import tempfile
 os.environ["HF_HUB_OFFLINE"] = "1"
 _HUB = tempfile.TemporaryDirectory(prefix="normscope-hub-")
 os.environ["HF_HOME"] = _HUB.name  # read when huggingface_hub is imported, so no fixture can set it
-os.environ["WANDB_MODE"] = "offline"
+os.environ["WANDB_MODE"] = "disabled"  # a process of its own; tests of tracking ask for it
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests run beside each other
 # Many processes import our code: let the first compile it for the others.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

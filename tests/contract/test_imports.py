@@ -108,7 +108,7 @@ ALLOWED = {
         "reporting.measures",
         "reporting.page.explorer",
         "reporting.terminal",
-        "reporting.weights_and_biases",
+        "reporting.tracker",
         "results",
         "running.pipeline",
         "running.memory",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import wandb
 from omegaconf import OmegaConf
 from omegaconf.errors import ValidationError
 from safetensors.torch import load_file, save_file
@@ -18,7 +17,6 @@ from normscope.config.schema import nested
 from normscope.errors import InputError
 from normscope.models.load.loading import open_model
 from normscope.models.options import DeviceOptions, ModelOptions
-from normscope.reporting import weights_and_biases
 from normscope.running.options import SCHEMA, RunOptions
 from tests.end_to_end.bad_input.case import Case
 from tests.end_to_end.bad_input.overrides import STRINGS
@@ -386,21 +384,6 @@ def test_a_bug_keeps_its_traceback(capsys, monkeypatch, tmp_path, saved_model):
     kept = json.loads((tmp_path / "a/results.json").read_text())
     assert kept["status"] == "failed"
     assert list(kept["facts"]["phases"])[-1] == "results", "it says how far it came"
-
-
-@pytest.mark.slow
-def test_an_unreachable_tracker_falls_back_to_offline(capsys, monkeypatch, tmp_path, saved_model):
-    wandb.teardown()  # it reads its environment once per process
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setattr(weights_and_biases, "_INIT_SECONDS", 3)
-    folder = tmp_path / "a"
-    arguments = [f"model.name={saved_model}", f"output_dir={folder}", "tracking=online", "dataset.limit=2"]
-    outcome = run_here(capsys, monkeypatch, *arguments)
-    assert outcome.status == 0, outcome.err
-    assert "tracked offline" in outcome.said
-    assert list(folder.glob("wandb/offline-run-*"))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 import normscope
 from normscope.reporting import publish
-from normscope.reporting.weights_and_biases import Tracker
+from normscope.reporting.tracker import Tracker
 from tests.end_to_end.shell import run_here, run_once
 
 FEW = ("analysis=[mixing,norms]", "dataset.limit=3", "device=cpu", "tracking=disabled", "report.examples=1")

@@ -16,7 +16,7 @@ from normscope.reporting.options import Appearance
 from normscope.reporting.publish import publish
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say, show
-from normscope.reporting.weights_and_biases import no_tracker
+from normscope.reporting.tracker import no_tracker
 from normscope.results.result import Result
 from normscope.running.options import run_options
 from normscope.running.progress import CorpusProgress, Phase, Phases, coming

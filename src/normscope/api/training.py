@@ -18,7 +18,7 @@ from normscope.api.picture import Picture
 from normscope.errors import InputError, one_line
 from normscope.models.load.text_batches import Text, is_ids
 from normscope.models.stored.random_state import generators_restored
-from normscope.reporting.weights_and_biases import log_to_active_run
+from normscope.reporting.tracker import log_to_active_run
 from normscope.results.figures import Lines
 from normscope.results.measures import metric_title
 from normscope.rounding import counted

@@ -12,7 +12,7 @@ from normscope.reporting.options import Appearance
 from normscope.reporting.page.report import page
 from normscope.reporting.run_folder import REPORT, RunFolder
 from normscope.reporting.terminal import say_detail, show
-from normscope.reporting.weights_and_biases import Tracker
+from normscope.reporting.tracker import Tracker
 from normscope.results.result import Result
 from normscope.streams import Progress, no_bar
 from normscope.untrusted.writing import write_file
@@ -51,14 +51,12 @@ def publish(
             tempfile.TemporaryDirectory(prefix="normscope-") as temporary,
         ):
             for _ in progress([tracker], 1, "Weights & Biases"):
-                pictures = {name: _picture(result, name, folder, look, Path(temporary)) for name in result.figures}
-                tracker.result(result, folder.path, pictures)
-
-
-def _picture(result: Result, name: str, folder: RunFolder, look: Appearance, beside: Path) -> Path:
-    """A figure as PNG: that of the run, or a temporary one if the config asks for other formats."""
-    file = folder.path / "figures" / f"{name}.png"
-    return file if file.exists() else write_file(beside, file.name, drawn(result.figures[name], ["png"], look)[0])
+                pictures = folder.path / "figures"
+                if "png" not in look.formats:
+                    pictures = Path(temporary)
+                    for name, figure in result.figures.items():
+                        write_file(pictures, f"{name}.png", drawn(figure, ["png"], look)[0])
+                tracker.result(pictures)
 
 
 def print_results(result: Result, folder: Path, *, report: bool) -> None:

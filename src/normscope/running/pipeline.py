@@ -22,8 +22,8 @@ from normscope.reporting.publish import print_results, publish
 from normscope.reporting.published import file_of, with_published
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say, say_detail, set_verbosity
+from normscope.reporting.tracker import Tracker, no_tracker, track
 from normscope.reporting.tracking import with_environment
-from normscope.reporting.weights_and_biases import Tracker, no_tracker, track
 from normscope.results.codes import category_name
 from normscope.results.maps import TokenMap
 from normscope.results.parts import about_words, joined, rolled_up

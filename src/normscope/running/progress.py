@@ -17,7 +17,7 @@ from normscope.data.examples import CorpusCounts
 from normscope.errors import escaped
 from normscope.models.sites.layer_hooks import cancelled_by
 from normscope.reporting.terminal import has_bars, say, silence
-from normscope.reporting.weights_and_biases import Tracker
+from normscope.reporting.tracker import Tracker
 from normscope.rounding import counted, duration
 from normscope.running.options import RunOptions
 

@@ -24,7 +24,7 @@ from normscope.analyses.base import Analysis, merge_state, state_of
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.registry import ENTRY_POINTS, plug_ins
 from normscope.reporting.page.report import page
-from normscope.reporting.weights_and_biases import no_tracker
+from normscope.reporting.tracker import no_tracker
 from normscope.results.declare import Table, declared
 from normscope.results.result import Result
 from normscope.running.loop import Run, accumulate
