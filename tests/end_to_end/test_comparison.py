@@ -17,7 +17,7 @@ import torch
 from normscope.analyses.registry import analyses
 from normscope.reporting.comparison import compare as compare_runs
 from normscope.reporting.comparison import significance, swept
-from normscope.reporting.comparison.curve_figures import by_layer
+from normscope.reporting.comparison.along import by_layer
 from normscope.reporting.comparison.map_figures import maps_of_groups, merged_maps
 from normscope.reporting.comparison.page import comparison_page
 from normscope.reporting.comparison.run_comparison import RunComparison

@@ -15,9 +15,7 @@ from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError
 from normscope.reporting import viewing
 from normscope.reporting.comparison import compare, runs, swept
-from normscope.reporting.comparison.curve_figures import over_steps
-from normscope.reporting.comparison.training import crossings, over_training
-from normscope.reporting.comparison.training_figures import maps_over_steps
+from normscope.reporting.comparison.along import crossings, maps_over_steps, over_steps, over_training
 from normscope.results.run_tables import CROSSINGS, TRAINING
 from normscope.running.options import RunOptions
 
