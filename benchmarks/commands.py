@@ -40,7 +40,7 @@ TOGETHER = "+".join(ANALYSES)
 WAYS = (*ANALYSES, TOGETHER)
 BEFORE = ("start", "model", "corpus")
 """The phases before the first batch. They do not grow with the corpus, unless an analysis reads it beforehand."""
-PHASES = ("pass", "interventions", "results", "maps", "publishing")
+PHASES = ("pass", "interventions", "results", "maps", "views")
 """The phases from the first batch on, which are reported one by one."""
 
 

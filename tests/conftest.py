@@ -115,11 +115,11 @@ def quick_figures(request, monkeypatch) -> None:
 def quick_report(request, monkeypatch) -> None:
     """No explorer and an empty page, but for tests that look at them: those are marked `reports`."""
     if "reports" not in request.keywords:
-        from normscope.reporting import publish
+        from normscope.reporting import views
         from normscope.running import plan
 
         monkeypatch.setattr(plan, "_texts", lambda *_: [])
-        monkeypatch.setattr(publish, "page", lambda *_: "")
+        monkeypatch.setattr(views, "page", lambda *_: "")
 
 
 @pytest.fixture(scope="session")

@@ -96,7 +96,7 @@ def result(request) -> Result:
 @pytest.mark.draws
 def test_no_page_shows_a_code(result):
     (name,) = result.analyses
-    tables = analyses()[name].published.tables.values()
+    tables = analyses()[name].declared.tables.values()
     axes = {axis.name: axis for table in tables for axis in table.rows}
     of_corpus = {name for name, axis in axes.items() if axis.of_texts}
     free = {column for table in tables for column, kind in table.kinds.items() if kind == "text"} - axes.keys()

@@ -82,7 +82,7 @@ def test_every_key_preset_table_column_and_family_is_on_its_page(site):
         if preset.parent.name != "hydra":
             assert f"<code>{preset.stem}</code>" in pages["keys"]
     tables = {
-        f"{name}_{table}": info for name, one in analyses().items() for table, info in one.published.tables.items()
+        f"{name}_{table}": info for name, one in analyses().items() for table, info in one.declared.tables.items()
     }
     for name, table in (tables | RUN_TABLES).items():
         assert f"<code>{name}</code>" in pages["tables"]
@@ -160,7 +160,7 @@ def test_every_command_composes(page, words, monkeypatch):
         monkeypatch.setattr(viewing, "_compared", lambda *_: (Path(words[1]), None))
         monkeypatch.setattr(viewing.runs, "read", lambda *_: ({}, []))
         monkeypatch.setattr(viewing, "verdict", lambda *_: [])
-        monkeypatch.setattr(wandb_report, "published", lambda *_: "address")
+        monkeypatch.setattr(wandb_report, "uploaded", lambda *_: "address")
         assert viewing.command(words, "normscope") == Path(words[1])
         return
     monkeypatch.setattr(sys, "argv", ["normscope", *words])

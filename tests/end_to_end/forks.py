@@ -115,10 +115,10 @@ def run_several(
 
 def draw_nothing() -> None:
     """Empty figures in this process: drawing takes longer than all the rest of a small run."""
-    from normscope.reporting import drawing, publish
+    from normscope.reporting import drawing, views
     from normscope.reporting.page import inline_svg
 
-    drawing.drawn = publish.drawn = lambda _figure, formats, _look=None: [_empty(extension) for extension in formats]
+    drawing.drawn = views.drawn = lambda _figure, formats, _look=None: [_empty(extension) for extension in formats]
     inline_svg.svg = lambda _figure: '<svg xmlns="http://www.w3.org/2000/svg" width="1pt" height="1pt" version="1.1"/>'
 
 

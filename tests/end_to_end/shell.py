@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from normscope.reporting import drawing, publish
+from normscope.reporting import drawing, views
 from normscope.reporting.page import inline_svg
 from tests.end_to_end import forks
 from tests.end_to_end.forks import Outcome
@@ -31,7 +31,7 @@ def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 
 def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty figures until the end of a test."""
-    for module, name in ((drawing, "drawn"), (publish, "drawn"), (inline_svg, "svg")):
+    for module, name in ((drawing, "drawn"), (views, "drawn"), (inline_svg, "svg")):
         monkeypatch.setattr(module, name, getattr(module, name))  # which is what it will be again
     forks.draw_nothing()
 

@@ -24,13 +24,13 @@ GIVEN = [
 
 
 def files(folder):
-    """What a completed run has published, without its facts."""
-    published = json.loads((folder / "results.json").read_text())
-    del published["facts"]
+    """What a completed run has kept, without its facts."""
+    kept = json.loads((folder / "results.json").read_text())
+    del kept["facts"]
     tables = {
         path.name: path.read_bytes() for part in ("tables", "figures") for path in (folder / part).glob("*.parquet")
     }
-    return published, tables | {"maps": (folder / "maps.parquet").read_bytes()}
+    return kept, tables | {"maps": (folder / "maps.parquet").read_bytes()}
 
 
 def refusing(monkeypatch, *analyses):
@@ -109,5 +109,5 @@ def test_what_an_earlier_pass_led_to_is_not_taken_for_the_results_of_another(
     monkeypatch.setattr(Run, "merge", lambda run, merge=Run.merge: (accumulated.append(results.exists()), merge(run)))
     assert run_here(capsys, monkeypatch, f"resume={folder}", "tracking=disabled").status == 0
     assert accumulated == [False]
-    published, again = (json.loads((place / "results.json").read_text()) for place in (whole, folder))
-    assert again["metrics"] == published["metrics"]
+    kept, again = (json.loads((place / "results.json").read_text()) for place in (whole, folder))
+    assert again["metrics"] == kept["metrics"]

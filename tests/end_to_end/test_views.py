@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import normscope
-from normscope.reporting import publish
+from normscope.reporting import views
 from normscope.reporting.tracker import Tracker
 from tests.end_to_end.shell import run_here, run_once
 
@@ -66,10 +66,10 @@ def test_a_figure_whose_columns_are_gone_is_bad_input(capsys, monkeypatch, run):
 
 
 BROKEN = {
-    "figures": (publish, "figure_files", "the figures were not drawn: a fault; run `normscope page "),
-    "report": (publish, "page", "the report was not written: a fault; run `normscope page "),
+    "figures": (views, "figure_files", "the figures were not drawn: a fault; run `normscope page "),
+    "report": (views, "page", "the report was not written: a fault; run `normscope page "),
     "tracker": (Tracker, "result", "nothing was logged to Weights & Biases: a fault; the results are in "),
-    "terminal": (publish, "show", "the results were not printed: a fault; they are in "),
+    "terminal": (views, "show", "the results were not printed: a fault; they are in "),
 }
 
 
@@ -107,7 +107,7 @@ def test_a_run_that_is_killed_while_it_draws_is_complete(capsys, monkeypatch, tm
     folder = tmp_path / "run"
     given = (f"model.name={saved_model}", *FEW, "report.enabled=true", f"output_dir={folder}")
     with monkeypatch.context() as patch:
-        patch.setattr(publish, "figure_files", kill)
+        patch.setattr(views, "figure_files", kill)
         with pytest.raises(Killed):
             run_here(capsys, patch, *given)
     assert not (folder / "report.html").exists()

@@ -1,4 +1,4 @@
-"""What a run has published, as one long table, and the comparison of two of them."""
+"""What a run has measured, as one long table, and the comparison of two of them."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ COLUMNS = ["table", "column", "row", "number", "text"]
 METRICS = "(metrics)"
 
 
-def published(folder: Path) -> pd.DataFrame:
+def measured(folder: Path) -> pd.DataFrame:
     """Every cell of the tables of a run's analyses, and its metrics.
 
     Args:

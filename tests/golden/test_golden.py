@@ -6,7 +6,7 @@ import pytest
 from tests.end_to_end.shell import run_once
 from tests.golden.commands import commands
 from tests.golden.make import FOLDER
-from tests.golden.results import differences, published
+from tests.golden.results import differences, measured
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def test_results_are_those_that_were_kept(name, prepared, tmp_path):
     pictures = {path.read_bytes() for path in (tmp_path / "run" / "figures").glob("*.png")}
     assert len(pictures) <= 1, "tests draw figures, which takes longer than all the rest of a run"
     found = differences(
-        pd.read_parquet(FOLDER / f"{name}.parquet"), published(tmp_path / "run"), prepared[name].tolerance
+        pd.read_parquet(FOLDER / f"{name}.parquet"), measured(tmp_path / "run"), prepared[name].tolerance
     )
     assert not found, "\n".join(found[:40])
 

@@ -14,7 +14,7 @@ from normscope.analyses.declarations.feedforward import FeedForwardOptions
 from normscope.models.sites.block_modules import bind_blocks
 from normscope.results.result import Result
 from tests.oracles.activations import Sequence_, shares_of
-from tests.oracles.comparison import Expected, Picture, assert_published, percent, table, three_digits, visibly_apart
+from tests.oracles.comparison import Expected, Picture, assert_expected, percent, table, three_digits, visibly_apart
 from tests.oracles.mixing_oracle import (
     means_by_sequence,
     share_curves,
@@ -57,7 +57,7 @@ STEPS = {
 def expected(
     specimen: Specimen, layers: Sequence[int], categories: Sequence[str], options: FeedForwardOptions
 ) -> Expected:
-    """Everything that the analysis publishes."""
+    """Everything that the analysis returns."""
     pairs = {
         (number, layer): stages_of(specimen, sequence, layer)
         for number, sequence in enumerate(specimen.sequences)
@@ -329,11 +329,11 @@ def _sentences(metrics: Mapping[str, float], post: bool) -> list[str]:
 
 
 INSIDE = {"low", "high"}
-"""Names within the analysis that it does not publish."""
+"""Names within the analysis that it does not return."""
 
 
 def everything() -> Result:
-    """Everything that the analysis can publish, on a tiny model."""
+    """Everything that the analysis can return, on a tiny model."""
     bert = made("bert")
     return bert.findings("feedforward", FeedForwardOptions(seed=0), [1, 2], reported(bert))
 
@@ -347,7 +347,7 @@ def test_feedforward(specimen, choice):
     findings = specimen.findings("feedforward", options, layers, categories)
     computed = expected(specimen, layers, categories, options)
     # Qwen2's norms compute in float32, and what a first token takes from others is a remainder.
-    assert_published(
+    assert_expected(
         findings, computed, tolerance=2e-5 if rounds_inside(specimen.loaded.model, specimen.loaded.layout) else 1e-9
     )
 

@@ -26,7 +26,7 @@ from normscope.maths.embedder import Embedder
 from normscope.models.infer.stacks import ObservedStack
 from normscope.results.figures import TextPair
 from normscope.results.result import Result
-from tests.oracles.comparison import Expected, Picture, assert_published, spoken, table, three_digits, visibly_apart
+from tests.oracles.comparison import Expected, Picture, assert_expected, spoken, table, three_digits, visibly_apart
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
 from tests.oracles.specimens import Specimen, made, reported
 from tests.tiny import rounds_inside
@@ -70,8 +70,8 @@ class PairSpecimen(Specimen):
         ]
         return list(batches(examples, self.encoder, 45, CorpusCounts()))
 
-    def published(self, options: SimilarityOptions, categories: Sequence[str], own: Pooling = Pooling.mean) -> Result:
-        """What the analysis publishes."""
+    def result(self, options: SimilarityOptions, categories: Sequence[str], own: Pooling = Pooling.mean) -> Result:
+        """What the analysis returns."""
         loaded = self.loaded
         observed = ObservedStack(loaded.model, loaded.layout)
         layers = range(1, loaded.layers + 1)
@@ -105,7 +105,7 @@ class Text:
 def expected(
     specimen: PairSpecimen, options: SimilarityOptions, categories: Sequence[str], own: str = "mean"
 ) -> Expected:
-    """Everything that the analysis publishes."""
+    """Everything that the analysis returns."""
     pooling = own if options.pooling is None else str(options.pooling.value)
     pairs = [
         tuple(_text(specimen, text, pooling, str(options.bias.value)) for text in texts) for texts in specimen.texts
@@ -414,13 +414,13 @@ def _digits(value: float) -> str:
 
 
 INSIDE = {"token_a", "token_b"}
-"""Names within the analysis that it does not publish."""
+"""Names within the analysis that it does not return."""
 
 
 def everything() -> Result:
-    """Everything that the analysis can publish, on a tiny model."""
+    """Everything that the analysis can return, on a tiny model."""
     pairs = dataclasses.replace(PairSpecimen.of(made("bert")), ranked=RANKED)
-    return pairs.published(SimilarityOptions(), reported(pairs))
+    return pairs.result(SimilarityOptions(), reported(pairs))
 
 
 @pytest.mark.parametrize("sums", [False, True])
@@ -431,10 +431,10 @@ def test_similarity(specimen, pooling, bias, sums):
     pairs = PairSpecimen.of(specimen)
     options = SimilarityOptions(pooling=pooling, bias=bias, rows=[2, 5, 9], sums=sums)
     categories = [*specimen.names, "all"] if pooling is None else ["cls", "other"]
-    findings = pairs.published(options, categories, Pooling.last)
+    findings = pairs.result(options, categories, Pooling.last)
     # Qwen2's norms compute in float32.
     rounds = rounds_inside(specimen.loaded.model, specimen.loaded.layout)
-    assert_published(findings, expected(pairs, options, categories, "last"), 2e-5 if rounds else 1e-9)
+    assert_expected(findings, expected(pairs, options, categories, "last"), 2e-5 if rounds else 1e-9)
     of_pairs = {name for name, figure in findings.figures.items() if getattr(figure, "measure", "")}
     assert of_pairs == {name for name in findings.figures if name.startswith("pair_")}
     for name, pair in {name: TextPair.of(findings.figures[name]) for name in of_pairs}.items():
@@ -452,18 +452,18 @@ def _labels(figure, side):
 def test_the_similarity_of_queries_and_documents(specimen, sums):
     pairs = dataclasses.replace(PairSpecimen.of(specimen), ranked=RANKED)
     options = SimilarityOptions(sums=sums)
-    findings = pairs.published(options, specimen.names)
+    findings = pairs.result(options, specimen.names)
     rounds = rounds_inside(specimen.loaded.model, specimen.loaded.layout)
-    assert_published(findings, expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
+    assert_expected(findings, expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
 
 
 @pytest.mark.parametrize("rows", [None, []])
 def test_similarity_without_gold_scores(specimen, rows):
     pairs = PairSpecimen.of(specimen, [None] * 5)
     options = SimilarityOptions(rows=rows)
-    findings = pairs.published(options, specimen.names)
+    findings = pairs.result(options, specimen.names)
     rounds = rounds_inside(specimen.loaded.model, specimen.loaded.layout)
-    assert_published(findings, expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
+    assert_expected(findings, expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
     assert not any(name.startswith("gold/") for name in findings.metrics)
 
 

@@ -1,4 +1,4 @@
-"""Tiny models with a small corpus each, and what an analysis publishes of them."""
+"""Tiny models with a small corpus each, and what an analysis returns of them."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -109,7 +109,7 @@ class Specimen:
         return list(batches(examples, self.encoder, 45, CorpusCounts()))
 
     def findings(self, name: str, chosen: Any, layers: Sequence[int], categories: Sequence[str], **more: Any) -> Result:
-        """What an analysis publishes."""
+        """What an analysis returns."""
         needs = analyses()[name].load().requirements(chosen, self.loaded.layout)
         observer = Observer(
             self.loaded.model,
@@ -137,7 +137,7 @@ class Specimen:
         )
         merged = analysed(name, chosen, context, observer, self.batches)
         merged.intervene(InterventionRunner(self.loaded, self.encoder, layers, 45))
-        return rolled_up(name, merged.info.published, merged.result())
+        return rolled_up(name, merged.info.declared, merged.result())
 
 
 def analysed(name: str, options: Any, context: AnalysisContext, observer: Observer, parts: Sequence[Batch]) -> Analysis:

@@ -28,7 +28,7 @@ from tests.accelerator import no_waiting, simulated
 from tests.end_to_end.shell import run_once
 from tests.golden.commands import commands
 from tests.golden.make import FOLDER
-from tests.golden.results import differences, published
+from tests.golden.results import differences, measured
 from tests.tiny import FAMILY_CONFIGS
 from tests.unit.test_attention import MASKS, REAL, SCALE, explicit
 
@@ -276,7 +276,7 @@ def test_calls_return_what_they_return_on_the_cpu(device, name, dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [path.stem for path in sorted(FOLDER.glob("*.parquet")) if "minilm" not in path.stem])
-def test_commands_publish_what_was_kept(device, name, tmp_path, tokenizer, monkeypatch):
+def test_commands_give_what_was_kept(device, name, tmp_path, tokenizer, monkeypatch):
     if device.type == accelerator.NAME:
         known = loading.torch_device
         monkeypatch.setattr(loading, "torch_device", lambda name: device if name == "cuda" else known(name))
@@ -284,5 +284,5 @@ def test_commands_publish_what_was_kept(device, name, tmp_path, tokenizer, monke
     arguments = ["device=cuda" if given == "device=cpu" else given for given in command.arguments]
     outcome = run_once(*arguments, f"output_dir={tmp_path / 'run'}")
     assert outcome.status == 0, outcome.err
-    found = differences(pd.read_parquet(FOLDER / f"{name}.parquet"), published(tmp_path / "run"), command.tolerance)
+    found = differences(pd.read_parquet(FOLDER / f"{name}.parquet"), measured(tmp_path / "run"), command.tolerance)
     assert not found, "\n".join(found[:40])

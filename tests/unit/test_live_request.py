@@ -4,12 +4,12 @@ import pytest
 
 from normscope.data.options import Level
 from normscope.errors import InputError
-from normscope.live.request import LONGEST_TEXT, VIEW, Side, State, read_state
+from normscope.live.request import LONGEST_TEXT, SHOWN, Side, State, read_state
 
 
 def test_an_address_is_read():
     given = {"text": "a", "before": "", "model": "2", "compare": "1", "chat": "1", "level": "word", "through": "1"}
-    shown = {"target": "x", "against": "y"} | dict.fromkeys(VIEW, "3")
+    shown = {"target": "x", "against": "y"} | dict.fromkeys(SHOWN, "3")
     assert read_state(given | shown, 2) == State("a", "", 2, 1, True, Level.word, True, "x", "y")
     assert read_state({}, 1) == State()
 

@@ -185,7 +185,7 @@ class AlignmentAnalysis(Analysis):
         }
         if maps:
             tables["maps"] = pd.concat([self._maps_of(row, own) for row, own in maps.items()], ignore_index=True)
-        rolled = roll_up(self.info.published, tables)
+        rolled = roll_up(self.info.declared, tables)
         return Result(
             tables=tables,
             metrics=rolled.metrics,

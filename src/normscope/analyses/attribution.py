@@ -148,7 +148,7 @@ class AttributionAnalysis(Analysis):
         ranking = attributed.faithfulness.ranking()
         quantity = attributed.readout.quantity
         tables = {"agreement": agreement, "faithfulness": faithfulness, "ranking": ranking}
-        rolled = roll_up(self.info.published, tables | {"ranking": ranking.assign(quantity=quantity)})
+        rolled = roll_up(self.info.declared, tables | {"ranking": ranking.assign(quantity=quantity)})
         return Result(
             tables=tables,
             metrics=rolled.metrics,

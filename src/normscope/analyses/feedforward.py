@@ -101,7 +101,7 @@ class FeedForwardAnalysis(Analysis):
         shares = self._ratios.compute_shares().drop(columns=["residual", "count"])  # residual: the token's own
         table = ratios.merge(shares, on=["layer", "method", "category"])
         overall = overall_rows(table)
-        rolled = roll_up(self.info.published, {"change": change, "mixing_by_layer": overall})
+        rolled = roll_up(self.info.declared, {"change": change, "mixing_by_layer": overall})
         summary = self._ratios.by_category()
         name = METHODS[f"{self._stages[-1]}_n"].partition(":")[0]
         title = f"mixing ratio {name}: how much of a token's vector comes from other tokens after the whole layer"

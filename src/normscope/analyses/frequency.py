@@ -219,7 +219,7 @@ class FrequencyAnalysis(Analysis):
             "correlation_by_layer": by_layer,
             "by_token": by_token,
         }
-        rolled = roll_up(self.info.published, tables)
+        rolled = roll_up(self.info.declared, tables)
         return Result(
             tables=tables,
             metrics=rolled.metrics,

@@ -193,7 +193,7 @@ class NormsAnalysis(Analysis):
             "input_dispersion": of_inputs,
             "singular_values": maps,
         }
-        rolled = roll_up(self.info.published, tables | {"by_head": of_heads})
+        rolled = roll_up(self.info.declared, tables | {"by_head": of_heads})
         expansion = self._expansion()
         metrics = {**rolled.metrics, **self._with_equal_weights(), **_mean_rates(expansion)}
         curves = rolled.curves if expansion is None else {**rolled.curves, "expansion": expansion["rate"]}

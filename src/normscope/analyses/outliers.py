@@ -79,7 +79,7 @@ class OutliersAnalysis(Analysis):
             "by_category": by_category,
         }
         chosen = {"dimensions": dimensions[dimensions["dimension"].isin(outliers)]}
-        rolled = roll_up(self.info.published, tables | chosen)
+        rolled = roll_up(self.info.declared, tables | chosen)
         return Result(
             tables=tables,
             metrics=rolled.metrics,

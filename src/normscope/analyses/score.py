@@ -142,7 +142,7 @@ class ScoreAnalysis(Analysis):
                 )
         if self.context.has_position_terms:
             notes.append("scores of this family also have position terms: contributions cover only q·k")
-        rolled = roll_up(self.info.published, tables)
+        rolled = roll_up(self.info.declared, tables)
         return Result(
             tables=tables,
             metrics=rolled.metrics,

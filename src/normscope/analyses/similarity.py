@@ -154,7 +154,7 @@ class SimilarityAnalysis(Analysis):
             "pairs": pairs.sort_values(["query", "rank"], kind="stable", na_position="first", ignore_index=True),
             "by_token": token_table(self._tokens.compute(), friends, len(pairs), text),
         }
-        metrics = metrics_of(self.info.published, tables)
+        metrics = metrics_of(self.info.declared, tables)
         cosine, with_bias = metrics["cosine"], float(columns.of(kept, "with_bias").mean())
         metrics |= {"with_bias": with_bias} | ({"with_bias_share": with_bias / cosine} if cosine else {})
         metrics |= {f"category/{name}": float(values.mean()) for name, values in parts.items()}

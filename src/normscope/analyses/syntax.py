@@ -159,7 +159,7 @@ class SyntaxAnalysis(Analysis):
         tables = {"heads": heads, "best": scores.best()}
         # Where single heads compete, the maps of whole blocks do not.
         competing = {"heads": heads[(heads["head"] > 0) | ~heads["measure"].isin(HEAD_MEASURES)]}
-        rolled = roll_up(self.info.published, tables | competing)
+        rolled = roll_up(self.info.declared, tables | competing)
         metrics = {**rolled.metrics, **self._gains_and_drops(pooled)}
         relations = [relation for relation in self._treebank.relations if relation != ALL]
         return Result(
@@ -440,7 +440,7 @@ def _with_both(counts: np.ndarray, axis: int) -> np.ndarray:
     return np.concatenate([counts, counts.sum(axis=axis, keepdims=True)], axis=axis)
 
 
-_HEAD_COLUMNS = list(SYNTAX.published.tables["heads"].columns)
+_HEAD_COLUMNS = list(SYNTAX.declared.tables["heads"].columns)
 
 
 def describe_figures(heads: pd.DataFrame, pooled: pd.DataFrame, relations: Sequence[str]) -> dict[str, Figure]:

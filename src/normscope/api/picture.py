@@ -1,4 +1,4 @@
-"""What notebooks display: figures, interactive views and coloured texts; and the results of several texts."""
+"""What notebooks display: figures, interactive pages and coloured texts; and the results of several texts."""
 
 import abc
 import base64

@@ -47,7 +47,7 @@ from normscope.rounding import number
 
 
 @dataclasses.dataclass(eq=False)
-class Stage:
+class RecordedLayer:
     """The vectors that enter a layer, and what its parts write: leaves from which autograd records what follows."""
 
     inputs: Tensor
@@ -155,7 +155,7 @@ class HeldPass:
     is made of them."""
     sources: Sequence[Source]
     """What enters the model; of an encoder–decoder, the source's tokens, then the target's."""
-    stages: Sequence[Stage]
+    recorded: Sequence[RecordedLayer]
     """The layers, in order; none of an encoder–decoder."""
     hidden: Float[Tensor, "batch token model"]
     """The last hidden vectors, after any final norm, as autograd has recorded them."""
@@ -237,7 +237,7 @@ class HeldPass:
         if self._parts:
             *_, (_, back) = self._staged(gradients, direct=False)
             return back
-        values = [stage.values for stage in self.stages[:1] if stage.values is not None]
+        values = [layer.values for layer in self.recorded[:1] if layer.values is not None]
         leaves = [*(source.inputs for source in self.sources), *values, self._ones, self._absorbed]
         made = [made for made, _ in self._affine]
         found = torch.autograd.grad(made, leaves, gradients, retain_graph=True, materialize_grads=True)
@@ -266,40 +266,40 @@ class HeldPass:
         """Layer by layer, from the last to the first: what its parts add, and the gradients at its leaves."""
         made: list[Tensor] = [made for made, _ in self._affine]
         later = wide(torch.zeros_like(self._ones.detach()))
-        for stage in reversed(self.stages):
-            at = _Gradients.of(made, gradients, stage, self._ones)
+        for layer in reversed(self.recorded):
+            at = _Gradients.of(made, gradients, layer, self._ones)
             if not direct:
-                for (_, written), gradient in zip(stage.networks, at.networks, strict=True):
-                    at = at.plus(_Gradients.of([written], [gradient], stage, self._ones))
+                for (_, written), gradient in zip(layer.networks, at.networks, strict=True):
+                    at = at.plus(_Gradients.of([written], [gradient], layer, self._ones))
             later = later + wide(at.ones)
-            parts = [*self._parts_of(stage, at), later]
+            parts = [*self._parts_of(layer, at), later]
             inputs = at.inputs
-            if not direct and stage.from_inputs is not None and at.values is not None:
-                through = _Gradients.of([stage.from_inputs], [at.values], stage, self._ones)
+            if not direct and layer.from_inputs is not None and at.values is not None:
+                through = _Gradients.of([layer.from_inputs], [at.values], layer, self._ones)
                 inputs, later = inputs + through.inputs, later + wide(through.ones)
             yield parts, Back([inputs], at.values, later, torch.zeros_like(later))
-            if stage.entered is not None:
-                made, gradients = [stage.entered], [inputs]
+            if layer.entered is not None:
+                made, gradients = [layer.entered], [inputs]
 
-    def _parts_of(self, stage: Stage, at: "_Gradients") -> tuple[Tensor, Tensor, Tensor]:
+    def _parts_of(self, layer: RecordedLayer, at: "_Gradients") -> tuple[Tensor, Tensor, Tensor]:
         """What heads add (head, token), and networks and the layer's input (token)."""
         tokens = self.token_mask.shape[1]
-        heads = wide(stage.inputs.new_zeros(self._heads, tokens))
-        if stage.values is not None and at.values is not None:
-            heads = (wide(at.values) * wide(stage.values.detach())).sum(dim=-1)[0]
+        heads = wide(layer.inputs.new_zeros(self._heads, tokens))
+        if layer.values is not None and at.values is not None:
+            heads = (wide(at.values) * wide(layer.values.detach())).sum(dim=-1)[0]
         networks = heads.new_zeros(tokens)
-        for (leaf, _), gradient in zip(stage.networks, at.networks, strict=True):
+        for (leaf, _), gradient in zip(layer.networks, at.networks, strict=True):
             networks = networks + (wide(gradient) * wide(leaf.detach())).sum(dim=-1).flatten()
-        bypass = self.sources[0]._replace(inputs=stage.inputs).scores(at.inputs)[0]
+        bypass = self.sources[0]._replace(inputs=layer.inputs).scores(at.inputs)[0]
         return heads, networks, bypass
 
     @property
     def _heads(self) -> int:
-        return next(stage.values.shape[1] for stage in self.stages if stage.values is not None)
+        return next(layer.values.shape[1] for layer in self.recorded if layer.values is not None)
 
 
 class _Gradients(NamedTuple):
-    """Gradients at the leaves of a stage."""
+    """Gradients at the leaves of a layer."""
 
     inputs: Tensor
     values: Tensor | None
@@ -311,20 +311,20 @@ class _Gradients(NamedTuple):
         cls,
         made: Sequence[Tensor],
         gradients: Sequence[Tensor],
-        stage: Stage,
+        layer: RecordedLayer,
         ones: Tensor,
     ) -> "_Gradients":
-        """Go back from some tensors to the leaves of their stage."""
+        """Go back from some tensors to the leaves of their layer."""
         leaves = [
-            stage.inputs,
-            *([] if stage.values is None else [stage.values]),
-            *(leaf for leaf, _ in stage.networks),
+            layer.inputs,
+            *([] if layer.values is None else [layer.values]),
+            *(leaf for leaf, _ in layer.networks),
         ]
         found = torch.autograd.grad(
             list(made), [*leaves, ones], list(gradients), retain_graph=True, materialize_grads=True
         )
         rest = list(found[1:-1])
-        return cls(found[0], None if stage.values is None else rest.pop(0), rest, found[-1])
+        return cls(found[0], None if layer.values is None else rest.pop(0), rest, found[-1])
 
     def plus(self, other: "_Gradients") -> "_Gradients":
         """The sum of both."""
@@ -381,11 +381,11 @@ def held_pass(
     recorder = _Recorder(model, layout, parts=parts)
     fused = [(model, reference_attention(model, layout))] if layout.registry else []
     ran = _run(whole, inputs, [recorder], fused, None if through else recorder.values, through=through)
-    stages, mask = recorder.stages, inputs["attention_mask"].bool()
+    recorded, mask = recorder.recorded, inputs["attention_mask"].bool()
     return HeldPass(
         ran.output,
-        [Source(stages[0].inputs, mask, layout)],
-        stages,
+        [Source(recorded[0].inputs, mask, layout)],
+        recorded,
         recorder.hidden,
         lambda: bind_blocks(model, layout)[0].parameters().value_bias,
         _bound(model, layout),
@@ -418,7 +418,7 @@ def held_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor], *, th
     tokens = inputs["decoder_input_ids"]
     masks = inputs["attention_mask"].bool(), inputs.get("decoder_attention_mask", torch.ones_like(tokens)).bool()
     sources = [
-        Source(recorder.stages[0].inputs, mask, layout)
+        Source(recorder.recorded[0].inputs, mask, layout)
         for recorder, mask, layout in zip(recorders, masks, (encoder, decoder), strict=True)
     ]
     return HeldPass(
@@ -694,7 +694,7 @@ class _Recorder:
     def __init__(self, model: PreTrainedModel, layout: ModelLayout, *, parts: bool) -> None:
         self._model, self._layout, self.parts = model, layout, parts
         self._in_layer = False
-        self.stages: list[Stage] = []
+        self.recorded: list[RecordedLayer] = []
         self._last: Tensor | None = None
 
     @property
@@ -730,17 +730,17 @@ class _Recorder:
     def _enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_cancelled()
         self._in_layer = True
-        if self.stages and not self.parts:
+        if self.recorded and not self.parts:
             return None
         with torch._C.DisableTorchFunction():  # the mode would take the leaf for a part of the model
             vectors = vectors_in(args, kwargs)
-            entered = vectors.clone() if self.stages else None
-            if not self.stages and self._layout.stream.convolution is not None:
+            entered = vectors.clone() if self.recorded else None
+            if not self.recorded and self._layout.stream.convolution is not None:
                 # A convolution reads the same tensor beside the layer.
-                self.stages.append(Stage(_carried(vectors.requires_grad_()), None))
+                self.recorded.append(RecordedLayer(_carried(vectors.requires_grad_()), None))
                 return None
             leaf = vectors.detach().clone().requires_grad_()
-            self.stages.append(Stage(leaf, entered))
+            self.recorded.append(RecordedLayer(leaf, entered))
             # The model may change what it is given in place.
             return with_vectors(args, kwargs, _carried(leaf.clone()))
 
@@ -750,15 +750,15 @@ class _Recorder:
 
     def values(self, values: Tensor) -> Tensor:
         """Take what attention adds up in a layer."""
-        if not self.stages or self.stages[-1].values is not None:
+        if not self.recorded or self.recorded[-1].values is not None:
             return values
-        stage = self.stages[-1]
+        layer = self.recorded[-1]
         if not self.parts:
-            stage.values = values
+            layer.values = values
             return values
         with torch._C.DisableTorchFunction():
-            stage.from_inputs, stage.values = values, values.detach().clone().requires_grad_()
-            new = marked(stage.values.clone(), Kind.LINEAR)
+            layer.from_inputs, layer.values = values, values.detach().clone().requires_grad_()
+            new = marked(layer.values.clone(), Kind.LINEAR)
             new._way = way_of(values)
             return new
 
@@ -771,7 +771,7 @@ class _Recorder:
         if not self._in_layer:
             return vectors
         leaf = vectors.detach().clone().requires_grad_()
-        self.stages[-1].networks.append((leaf, vectors))
+        self.recorded[-1].networks.append((leaf, vectors))
         return marked(leaf.clone(), Kind.LINEAR)
 
 

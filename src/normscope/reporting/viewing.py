@@ -217,11 +217,11 @@ def command(words: Sequence[str], program: str) -> Path:
     found, failures = runs.read(parsed.runs)
     written, comparison = _compared(found, failures, output, parsed.baseline, dict(parsed.threshold))
     if parsed.wandb is not None:
-        from normscope.reporting.comparison.wandb_report import published
+        from normscope.reporting.comparison.wandb_report import uploaded
 
         entity, _, project = parsed.wandb.partition("/")
         group = parsed.group or parsed.runs[0].resolve().name
-        say(f"report in {published(entity, project or 'normscope', group, found, verdict(comparison))}")
+        say(f"report in {uploaded(entity, project or 'normscope', group, found, verdict(comparison))}")
     return written
 
 
@@ -270,7 +270,7 @@ def _parser(program: str) -> _Parser:
     several.add_argument(
         "--wandb",
         metavar="ENTITY[/PROJECT]",
-        help="also publish a Weights & Biases report on the group of these runs as a draft (default project: normscope)",
+        help="also upload a Weights & Biases report on the group of these runs as a draft (default project: normscope)",
     )
     several.add_argument("--group", help="the group of the runs there (default: the name of the first folder)")
     return parser

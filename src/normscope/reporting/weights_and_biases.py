@@ -20,7 +20,7 @@ import wandb
 from normscope.errors import InputError, one_line
 from normscope.reporting.figure_text import caption_of
 from normscope.reporting.options import TrackingMode, TrackingOptions
-from normscope.reporting.run_folder import REPORT, published_files
+from normscope.reporting.run_folder import REPORT, own_files
 from normscope.reporting.tracking import RunDescription, chart_key, chart_title, figure_key
 from normscope.results.findings import Sentence
 from normscope.results.measures import Family, families, title
@@ -217,7 +217,7 @@ def _artifact(description: RunDescription, folder: Path) -> wandb.Artifact:
     artifact = wandb.Artifact(
         description.slug, type="normscope-run", description=description.notes, metadata=read_results(folder)
     )
-    for name, path in published_files(folder).items():
+    for name, path in own_files(folder).items():
         # Nothing changes these files any more, so they need not be copied; results.json gets its times at the end.
         own = {} if name == RESULTS else {"policy": "immutable", "skip_cache": True}
         artifact.add_file(str(path), name=name, **own)

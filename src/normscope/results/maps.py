@@ -154,9 +154,11 @@ class TokenMap:
         return table[["layer", "head", "query", "key", *tokens, *measures]]
 
 
-def pairs_table(sentences: Sequence[TokenMap]) -> pd.DataFrame:
-    """The pairs of all sentences; sentences count from 1."""
-    tables = [sentence.pairs().assign(sentence=np.int32(number)) for number, sentence in enumerate(sentences, start=1)]
+def pairs_table(token_maps: Sequence[TokenMap]) -> pd.DataFrame:
+    """The pairs of all maps, whose texts count from 1."""
+    tables = [
+        token_map.pairs().assign(sentence=np.int32(number)) for number, token_map in enumerate(token_maps, start=1)
+    ]
     return pd.concat(tables, ignore_index=True)
 
 

@@ -105,7 +105,7 @@ class Plan:
     model: LoadedModel
     verification: Verification
     """How closely the observed model matches the untouched one, as far as the analyses look."""
-    views: Sequence[Reading]
+    readings: Sequence[Reading]
     """What the analyses see of the corpus; never empty."""
     observer: Observer
     layers: list[int]
@@ -157,7 +157,9 @@ class Plan:
         resources = {
             name: resource
             for own in encoders
-            for name, resource in _resources(options.dataset, model, own, _of_view(needs, own), inputs, group).items()
+            for name, resource in _resources(
+                options.dataset, model, own, _of_reading(needs, own), inputs, group
+            ).items()
         }
         analyses = _analyses(needs, context, {name: resource.value for name, resource in resources.items()})
         # With a gate, what reaches the networks is not a sum of multiples of one vector for each key.
@@ -168,7 +170,7 @@ class Plan:
             options=options,
             model=model,
             verification=verification,
-            views=[_view(own, analyses, needs, inputs.layout) for own in encoders],
+            readings=[_reading(own, analyses, needs, inputs.layout) for own in encoders],
             observer=observer,
             layers=layers,
             categories=categories,
@@ -185,8 +187,8 @@ class Plan:
 
     @property
     def encoder(self) -> Encoder:
-        """That of the first view, which shows pairs as sequences if any analysis reads them so."""
-        return self.views[0].encoder
+        """That of the first reading, which shows pairs as sequences if any analysis reads them so."""
+        return self.readings[0].encoder
 
     @property
     def total(self) -> int | None:
@@ -198,13 +200,13 @@ class Plan:
         return self.group.batches(self.corpus, self._batches_of_window, counts)
 
     def _batches_of_window(self, window: Sequence[Example | str], counts: CorpusCounts) -> Iterator[Batch]:
-        """The batches of one window of the corpus, of one view after the other."""
-        for view, own in self.by_view(counts):
-            yield from batches_of_window(window, own, view.encoder, self.options.device.batch_tokens)
+        """The batches of one window of the corpus, of one reading after the other."""
+        for reading, own in self.by_reading(counts):
+            yield from batches_of_window(window, own, reading.encoder, self.options.device.batch_tokens)
 
-    def by_view(self, counts: CorpusCounts) -> list[tuple[Reading, CorpusCounts]]:
-        """Every view with its counts: those of the first, and those that the other has of pairs that are compared."""
-        return [(view, counts if view is self.views[0] else counts.of_compared()) for view in self.views]
+    def by_reading(self, counts: CorpusCounts) -> list[tuple[Reading, CorpusCounts]]:
+        """Every reading with its counts: those of the first, and those that the other has of pairs that are compared."""
+        return [(reading, counts if reading is self.readings[0] else counts.of_compared()) for reading in self.readings]
 
     @property
     def identity(self) -> dict[str, object]:
@@ -340,15 +342,17 @@ def _encoders(
     ]
 
 
-def _of_view(needs: Mapping[type[Analysis], Requirements], encoder: Encoder) -> Mapping[type[Analysis], Requirements]:
+def _of_reading(
+    needs: Mapping[type[Analysis], Requirements], encoder: Encoder
+) -> Mapping[type[Analysis], Requirements]:
     """What the analyses need that see the sequences of an encoder."""
     return {kind: requirements for kind, requirements in needs.items() if kind.info.requires_pairs == encoder.separate}
 
 
-def _view(
+def _reading(
     encoder: Encoder, analyses: Sequence[Analysis], needs: Mapping[type[Analysis], Requirements], layout: ModelLayout
 ) -> Reading:
-    own = _of_view(needs, encoder)
+    own = _of_reading(needs, encoder)
     tokens = _KEPT_OF_LAYER * len(layout.stream.layers) * layout.stream.width
     tokens *= sum(requirements.keeps_layers for requirements in own.values())
     return Reading(encoder, [analysis for analysis in analyses if type(analysis) in own], tokens)

@@ -46,7 +46,7 @@ class Phase(StrEnum):
     """Tables, numbers and sentences are made from what was accumulated."""
     MAPS = "maps"
     """The token maps of the report are computed."""
-    PUBLISHING = "publishing"
+    VIEWS = "views"
     """Tables, figures and the report are written, and the tracker finishes."""
     TEXT = "text"
     """The model runs on a single text."""
@@ -210,7 +210,7 @@ def coming(options: RunOptions) -> list[Phase]:
     """The phases of a run with these options, in order."""
     begins = [Phase.START, Phase.MODEL, Phase.CORPUS]
     maps = [Phase.MAPS] if options.report.enabled else []
-    return [*begins, Phase.PASS, Phase.INTERVENTIONS, Phase.RESULTS, *maps, Phase.PUBLISHING]
+    return [*begins, Phase.PASS, Phase.INTERVENTIONS, Phase.RESULTS, *maps, Phase.VIEWS]
 
 
 class CorpusProgress:

@@ -158,7 +158,7 @@ def token_maps(
     maps = maps_per_layer(model.layout, feed_forward=feed_forward) + added_maps
     # Between words, ‖αf(x)‖ is no product of α and ‖f(x)‖, so both are kept for every pair.
     heads = observer.parameters[layers[0]].output_weight.shape[0] * (1 + (encoder.level is Level.word))
-    sentences, left_out, remaining = [], [], _BUDGET
+    made, left_out, remaining = [], [], _BUDGET
     for number, text in enumerate(progress(texts, len(texts), "texts"), start=1):
         values = text.pairs * len(layers)
         if values * maps > remaining:
@@ -167,17 +167,17 @@ def token_maps(
         layout = model.layout  # the explorer's layers have the same heads
         single_heads = values * (heads + maps) <= remaining and not (layout.is_gated or layout.heads_differ)
         remaining -= values * (maps + single_heads * heads)
-        sentence = _sentence(model, encoder, text, observer, layers, single_heads, feed_forward)
+        token_map = _map(model, encoder, text, observer, layers, single_heads, feed_forward)
         added = add(collate([text.sequence], encoder).to(model.device))
         more = {name: values.astype(np.float32) for name, values in added.items()}
-        sentences.append(dataclasses.replace(sentence, maps={**sentence.maps, **more}))
-    return sentences, _notes(texts, sentences, left_out)
+        made.append(dataclasses.replace(token_map, maps={**token_map.maps, **more}))
+    return made, _notes(texts, made, left_out)
 
 
-def _notes(texts: Sequence[ExplorerText], sentences: Sequence[TokenMap], left_out: Sequence[int]) -> list[str]:
+def _notes(texts: Sequence[ExplorerText], made: Sequence[TokenMap], left_out: Sequence[int]) -> list[str]:
     shown = [text for number, text in enumerate(texts, start=1) if number not in left_out]
     cut = [number for number, text in enumerate(shown, start=1) if text.cut]
-    blocks = [number for number, sentence in enumerate(sentences, start=1) if not sentence.head_maps]
+    blocks = [number for number, token_map in enumerate(made, start=1) if not token_map.head_maps]
     notes = []
     if cut:
         longest = max(len(shown[number - 1].sequence.input_ids) for number in cut)
@@ -194,7 +194,7 @@ def _notes(texts: Sequence[ExplorerText], sentences: Sequence[TokenMap], left_ou
     return notes
 
 
-def _sentence(
+def _map(
     model: LoadedModel,
     encoder: Encoder,
     text: ExplorerText,

@@ -22,7 +22,7 @@ _KNEE = 1000
 """Where the explorer's codes change from equal steps to equal ratios."""
 
 
-def payload(sentences: Sequence[TokenMap], measure: str = "", *, alone: bool = False) -> dict[str, Any]:
+def payload(token_maps: Sequence[TokenMap], measure: str = "", *, alone: bool = False) -> dict[str, Any]:
     """The JSON content that the explorer's script reads.
 
     Args:
@@ -31,35 +31,35 @@ def payload(sentences: Sequence[TokenMap], measure: str = "", *, alone: bool = F
             have both.
     """
     return {
-        "measure": measure if measure in sentences[0].maps else "attn_n",
-        "start": None if alone else _where_norms_differ(sentences),
-        "sentences": [packed(sentence) for sentence in sentences],
+        "measure": measure if measure in token_maps[0].maps else "attn_n",
+        "start": None if alone else _where_norms_differ(token_maps),
+        "sentences": [packed(token_map) for token_map in token_maps],
         **about_measures(),
     }
 
 
-def _where_norms_differ(sentences: Sequence[TokenMap]) -> dict[str, Any] | None:
+def _where_norms_differ(token_maps: Sequence[TokenMap]) -> dict[str, Any] | None:
     """The state in which α is beside the ‖αf(x)‖ that differs most from it, of one head, or of a layer without single heads.
 
     Both are shares of a row; the difference is the total variation distance, averaged over rows. The text is the shortest one:
     two maps of it are seen whole.
     """
-    number = min(range(len(sentences)), key=lambda at: len(sentences[at].queries))
-    weights, norms = (_by_head(sentences[number], measure) for measure in ("attn_w", "attn_n"))
+    number = min(range(len(token_maps)), key=lambda at: len(token_maps[at].queries))
+    weights, norms = (_by_head(token_maps[number], measure) for measure in ("attn_w", "attn_n"))
     if weights is None or norms is None:
         return None
     shares = [values / np.maximum(values.sum(axis=-1, keepdims=True), 1e-30) for values in (weights, norms)]
     distances = np.abs(shares[0] - shares[1]).sum(axis=-1).mean(axis=-1) / 2
     layer, head = np.unravel_index(int(distances.argmax()), distances.shape)
-    place = {"sentence": number, "layer": int(layer), "head": int(head) + 1 if sentences[number].heads else 0}
+    place = {"sentence": number, "layer": int(layer), "head": int(head) + 1 if token_maps[number].heads else 0}
     return {**place, "beside": "attn_w", "measure": "attn_n", "scale": "map"}
 
 
-def _by_head(sentence: TokenMap, measure: str) -> np.ndarray | None:
+def _by_head(token_map: TokenMap, measure: str) -> np.ndarray | None:
     """Maps by layer and head; without single heads, those of the block as the only head; None if there are none."""
-    if sentence.heads:
-        return sentence.of_heads(measure)
-    return sentence.maps[measure][:, None] if measure in sentence.maps else None
+    if token_map.heads:
+        return token_map.of_heads(measure)
+    return token_map.maps[measure][:, None] if measure in token_map.maps else None
 
 
 def about_measures() -> dict[str, Any]:
@@ -70,22 +70,22 @@ def about_measures() -> dict[str, Any]:
     }
 
 
-def packed(sentence: TokenMap) -> dict[str, Any]:
+def packed(token_map: TokenMap) -> dict[str, Any]:
     """Values as codes relative to the largest in their layer; see `scaled`."""
     return {
-        "title": sentence.title,
-        "queries": sentence.queries,
-        "keys": sentence.keys,
-        "is_cross_attention": sentence.is_cross_attention,
-        "of_targets": sentence.of_targets,
-        "layers": sentence.layers,
-        "heads": sentence.heads,
-        "query_words": sentence.query_words,
-        "key_words": sentence.key_words,
-        "tree": None if sentence.tree is None else dataclasses.asdict(sentence.tree),
-        "maps": {name: scaled(values) for name, values in sentence.maps.items()},
-        "head_maps": {name: scaled(values) for name, values in sentence.head_maps.items()},
-        "norms": None if sentence.norms is None else scaled(sentence.norms),
+        "title": token_map.title,
+        "queries": token_map.queries,
+        "keys": token_map.keys,
+        "is_cross_attention": token_map.is_cross_attention,
+        "of_targets": token_map.of_targets,
+        "layers": token_map.layers,
+        "heads": token_map.heads,
+        "query_words": token_map.query_words,
+        "key_words": token_map.key_words,
+        "tree": None if token_map.tree is None else dataclasses.asdict(token_map.tree),
+        "maps": {name: scaled(values) for name, values in token_map.maps.items()},
+        "head_maps": {name: scaled(values) for name, values in token_map.head_maps.items()},
+        "norms": None if token_map.norms is None else scaled(token_map.norms),
     }
 
 

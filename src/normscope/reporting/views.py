@@ -18,7 +18,7 @@ from normscope.streams import Progress, no_bar
 from normscope.untrusted.writing import write_file
 
 
-def publish(
+def make_views(
     result: Result,
     folder: RunFolder,
     tracker: Tracker,
