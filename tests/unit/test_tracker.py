@@ -96,18 +96,22 @@ def test_nothing_is_started_where_nothing_is_logged(monkeypatch, tmp_path):
     no_tracker().finish(0)
 
 
-WARNS = "print('Weights & Biases failed', flush=True); print('and again', flush=True)"
+WARNS = "for when in ('', ' again'): print(f'Weights & Biases failed{when}', flush=True)\n"
 
 
 @pytest.mark.parametrize(
     ("program", "warning"),
     [
         (WARNS, "Weights & Biases failed\n"),
-        (f"{WARNS}; import os; os._exit(3)", "Weights & Biases failed\n"),
-        (f"{WARNS}; {HANGS}", "Weights & Biases failed\n"),
+        (f"{WARNS}import os; os._exit(3)", "Weights & Biases failed\n"),
+        (f"{WARNS}{HANGS}", "Weights & Biases failed\n"),
         (
             "import os; os._exit(3)",
             "Weights & Biases ended early (exit status 3); the run continues without tracking\n",
+        ),
+        (
+            "import wandb_is_broken",
+            "Weights & Biases ended early (ModuleNotFoundError: No module named 'wandb_is_broken')",
         ),
         ("import os; os.kill(os.getpid(), 9)", "Weights & Biases ended early (exit status -9); the run continues"),
         (HANGS, "Weights & Biases has not finished within 0.3 s; the run ends without it"),

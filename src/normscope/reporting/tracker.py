@@ -31,7 +31,7 @@ class Tracker:
 
     def __init__(self, writer: "subprocess.Popen[bytes] | None", folder: Path) -> None:
         self._writer, self._folder = writer, folder
-        self._warned = False
+        self._warned, self._last = False, ""
         if writer is not None:
             self._listener = threading.Thread(target=self._listen, args=(writer.stdout,), daemon=True)
             self._listener.start()
@@ -73,9 +73,8 @@ class Tracker:
                         f"to upload what it saved in {self._folder / 'wandb'}"
                     )
                 elif status := writer.wait():
-                    self._warn(
-                        f"Weights & Biases ended early (exit status {status}); the run continues without tracking"
-                    )
+                    why = self._last or f"exit status {status}"
+                    self._warn(f"Weights & Biases ended early ({why}); the run continues without tracking")
             finally:
                 writer.kill()  # does nothing if it has ended
 
@@ -83,10 +82,12 @@ class Tracker:
         if self._writer is not None and self._writer.stdin is not None:
             _write(self._writer.stdin.fileno(), message)
 
-    def _listen(self, warnings: Iterable[bytes]) -> None:
-        """Pass on what the writer prints until it ends."""
-        for line in warnings:
-            self._warn(line.decode().strip())
+    def _listen(self, output: Iterable[bytes]) -> None:
+        """Pass on warnings until the writer ends. Of anything else, such as a traceback, the last line is kept."""
+        for line in output:
+            self._last = line.decode(errors="replace").strip()
+            if self._last.startswith("Weights & Biases"):
+                self._warn(self._last)
 
     def _warn(self, warning: str) -> None:
         """Print the first warning; later ones follow from it."""
@@ -135,7 +136,7 @@ def _started(options: TrackingOptions, description: RunDescription, folder: Path
         env={"WANDB_PROGRAM": sys.argv[0], **os.environ, **own},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
         start_new_session=True,  # a signal of the terminal is for the run, which says how it ends
     )
     assert writer.stdin is not None

@@ -227,8 +227,9 @@ def _artifact(description: RunDescription, folder: Path) -> wandb.Artifact:
 def main() -> None:
     """Log the run that standard input tells about."""
     # What W&B and its service print is not for the run.
-    warnings = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    warnings, nowhere = os.fdopen(os.dup(1), "w"), os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
     parent = os.getppid()
     try:
         log(map(json.loads, sys.stdin), functools.partial(print, file=warnings, flush=True))
