@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerFast
 import normscope
 from benchmarks.commands import ANALYSES
 from docs import live_pictures
-from normscope.api.picture import Picture
+from normscope.results.pictures import Picture
 from normscope.data.toy_corpus import ToyCorpus
 from normscope.reporting.figure_text import caption_of
 from normscope.translation import toy

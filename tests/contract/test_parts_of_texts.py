@@ -48,7 +48,7 @@ def test_parts_equal_the_whole(family, layers, queries, tokenizer):
     for name, values in part.head_maps.items():
         np.testing.assert_allclose(values, whole.head_maps[name].numpy()[rows], rtol=1e-10, atol=1e-12)
     assert part.figure(kept[-1]).description.table["query"].drop_duplicates().tolist() == sorted(places) or queries
-    assert part.explorer().sentences[0].layers == tuple(kept)
+    assert part.explorer().maps[0].layers == tuple(kept)
     if layers:
         with pytest.raises(InputError, match=f"layer=9: expected {', '.join(map(str, kept))}"):
             part.figure(9)
@@ -73,7 +73,7 @@ def test_some_measures_equal_the_whole(family, level, tokenizer, monkeypatch):
         pd.testing.assert_frame_equal(part.mixing, whole.mixing)
         pd.testing.assert_frame_equal(part.output_shares, whole.output_shares)
         assert len(part.figure().description.panel_titles) == len(names - {"share"})
-        assert {*part.explorer().sentences[0].maps} == names
+        assert {*part.explorer().maps[0].maps} == names
     assert normscope.decompose(model, PROMPT, measures=["attn_n"], layers=[2], queries=[-1]).maps["attn_n"].shape[
         :2
     ] == (1, 1)

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import normscope
-from normscope.api import picture
+from normscope.results import pictures
 from normscope.errors import InputError
 from normscope.reporting.page.explorer import payload
 from normscope.results.maps import pairs_table
@@ -40,7 +40,7 @@ def data_of(page):
 
 def test_its_numbers_are_the_decompositions(model, explorer):
     result = normscope.decompose(model, TEXT, heads=True)
-    pairs = pairs_table(explorer.sentences)
+    pairs = pairs_table(explorer.maps)
     block = pairs[pairs["head"] == 0].reset_index(drop=True)
     for column in ("layer", "query", "key", "query_token", "key_token"):
         assert block[column].tolist() == result.pairs[column].tolist()
@@ -64,13 +64,13 @@ def test_a_key_without_any_weight_contributes_nothing():
         methods=(Method.ATTN_W,),
         head_maps={"attn_w": weights, "attn_n": 3 * weights},
     )
-    (sentence,) = result.explorer().sentences
+    (sentence,) = result.explorer().maps
     assert sentence.norms.tolist() == [[[3.0, 0.0]]]
     assert sentence.title == "a b"
 
 
 def test_without_heads_the_page_has_blocks_only(model):
-    (sentence,) = normscope.decompose(model, TEXT).explorer().sentences
+    (sentence,) = normscope.decompose(model, TEXT).explorer().maps
     assert sentence.heads == 0
     assert sentence.head_maps == {}
     assert sentence.maps["attn_w"].shape == sentence.maps["attn_n"].shape
@@ -83,7 +83,7 @@ def test_it_shows_every_stage_of_the_layer(model):
     assert "atbffresln_n" in result.maps
     for name in ("atbffresln_n", "share"):
         pd.testing.assert_series_equal(
-            pairs_table(result.explorer().sentences)[name], result.pairs[name], check_dtype=False
+            pairs_table(result.explorer().maps)[name], result.pairs[name], check_dtype=False
         )
 
 
@@ -114,7 +114,7 @@ METHODS = ["rollout", "alti", "decompx"]
 @pytest.mark.parametrize("level", ["token", "word"])
 def test_maps_through_all_layers_have_an_explorer(model, level):
     maps = normscope.attribution_maps(model, TEXT, METHODS, level=level)
-    (sentence,) = maps.explorer().sentences
+    (sentence,) = maps.explorer().maps
     pairs = pairs_table([sentence])
     assert list(pairs.columns)[-len(METHODS) - 1 :] == [*METHODS, "sentence"]
     tokens = len(maps["alti"].tokens)
@@ -266,13 +266,13 @@ def test_the_page_of_an_attribution_draws_what_it_says(causal, tmp_path):
 
 def test_the_advice_for_a_page_that_is_too_large_names_what_was_asked(causal, monkeypatch):
     found = normscope.attribute(causal, TEXT, normscope.NextToken("cat"), by=["layer", "head", "token"])
-    monkeypatch.setattr(picture, "_LARGEST", 20)
+    monkeypatch.setattr(pictures, "_LARGEST", 20)
     with pytest.raises(InputError, match=r"fewer targets, or leave \"head\" out of by$"):
         found.explorer()
 
 
 def test_a_page_that_would_be_too_large_is_refused(model, monkeypatch):
-    monkeypatch.setattr(picture, "_LARGEST", 100)
+    monkeypatch.setattr(pictures, "_LARGEST", 100)
     with pytest.raises(InputError, match=r"explorer: expected at most 100 values .+, or leave out heads=True"):
         normscope.decompose(model, TEXT, heads=True).explorer()
     with pytest.raises(InputError, match=r"take shorter or fewer texts$"):
@@ -317,8 +317,8 @@ def test_the_frame_draws_in_its_sandbox(explorer, tmp_path):
         if match := re.search(r'<pre id="seen">(.+?)</pre>', shown):
             break
     seen = match[1]
-    pairs, start = pairs_table(explorer.sentences), payload(explorer.sentences)["start"]
-    opened_at = (pairs["head"] == start["head"]) & (pairs["layer"] == explorer.sentences[0].layers[start["layer"]])
+    pairs, start = pairs_table(explorer.maps), payload(explorer.maps)["start"]
+    opened_at = (pairs["head"] == start["head"]) & (pairs["layer"] == explorer.maps[0].layers[start["layer"]])
     row = pairs[opened_at & (pairs["query"] == 1)]
     first = row.loc[pd.Series(row["attn_n"]).idxmax()]
     assert seen.startswith(f"“{first['query_token']}” receives from{first['key_token']} ({first['key']})")

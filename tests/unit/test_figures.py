@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from normscope.api.picture import Picture
+from normscope.results.pictures import Picture
 from normscope.distribution import CHECKOUT
 from normscope.errors import InputError
 from normscope.reporting import drawing

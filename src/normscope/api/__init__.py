@@ -7,7 +7,6 @@ from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import Attribution, Attributions, load_attribution
 from normscope.api.decomposition import Decomposition, Decompositions, decompose
 from normscope.api.models import DEFAULT_MODEL, load, observe, wrap
-from normscope.api.picture import Explorer, Picture, draw
 from normscope.api.recording import record_attention
 from normscope.api.similarities import Similarities, Similarity, similarity
 from normscope.api.targets import Answer, Label, MaskedToken, NextToken, SimilarityTo
@@ -24,11 +23,9 @@ __all__ = [
     "Callback",
     "Decomposition",
     "Decompositions",
-    "Explorer",
     "Label",
     "MaskedToken",
     "NextToken",
-    "Picture",
     "Similarities",
     "Similarity",
     "SimilarityTo",
@@ -36,7 +33,6 @@ __all__ = [
     "attribute",
     "attribution_maps",
     "decompose",
-    "draw",
     "load",
     "load_attribution",
     "observe",

@@ -10,7 +10,6 @@ from jaxtyping import Float
 from transformers import BatchEncoding
 
 from normscope.api.arguments import checked, chosen, exclusive, single_text
-from normscope.api.picture import Explorer, Picture
 from normscope.api.saved import SAVED, save_result
 from normscope.attribution.methods import (
     NEEDS_FEED_FORWARD,
@@ -28,6 +27,7 @@ from normscope.maths.choices import ValueBias
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import Text
 from normscope.results.maps import TokenMap
+from normscope.results.pictures import Explorer, Picture
 from normscope.statistics.tidy import tidy
 
 _METHODS = (MapMethod.ROLLOUT, MapMethod.NORM_ROLLOUT, MapMethod.ALTI, MapMethod.DECOMPX)
@@ -102,7 +102,7 @@ class AttributionMap:
         columns = "column" if self.source_tokens is None else "column: the source, then the target so far"
         caption = f"How much of each output (row) comes from each {self.level} ({columns}), through all layers; darker is more."
         whole = TokenMap(" ".join(self.tokens), self.tokens, self.sources, (0,), {self.method: self.total[None]})
-        return Picture(whole.figure({self.method: title}, caption))
+        return Picture(whole.panels({self.method: title}, caption))
 
     def explorer(self) -> Explorer:
         """The map from the input up to each layer, without the bias, as an interactive page like in a report.

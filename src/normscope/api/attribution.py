@@ -16,12 +16,13 @@ from torch import Tensor
 
 from normscope.api.arguments import checked, chosen
 from normscope.api.attributed_maps import AttributionMap
-from normscope.api.picture import LEGEND, Explorer, Picture, Several, coloured
+from normscope.api.picture import LEGEND, Several, coloured
 from normscope.api.saved import SAVED, read_result, save_result
 from normscope.attribution.passes import Effects
 from normscope.errors import InputError, escaped
 from normscope.results.figures import ColouredText, Heatmaps
 from normscope.results.maps import TokenMap
+from normscope.results.pictures import Explorer, Picture
 from normscope.rounding import begun, number
 from normscope.statistics.tidy import tidy
 
@@ -132,7 +133,7 @@ class Attribution:
             )
         values = self.matrix.to_numpy()
         caption = "What each token (column) adds to each token of the answer (row). Orange raises it, purple lowers it."
-        figure = _table_map(self._said, self.matrix, "token_score").figure({"token_score": self._said}, caption)
+        figure = _table_map(self._said, self.matrix, "token_score").panels({"token_score": self._said}, caption)
         digits = 2 if values.shape[1] <= _NUMBERED else None
         return Picture(dataclasses.replace(figure, digits=digits, largest=float(np.abs(values).max()) or 1.0))
 

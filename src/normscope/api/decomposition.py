@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import BatchEncoding
 
 from normscope.api.arguments import checked, chosen, exclusive, whole_numbers
-from normscope.api.picture import Explorer, Picture, Several
+from normscope.api.picture import Several
 from normscope.data.batching import Batch
 from normscope.data.options import Level
 from normscope.errors import InputError, escaped
@@ -25,6 +25,7 @@ from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import Text, batch_from_texts, is_single
 from normscope.models.observe.observer import Observer
 from normscope.results.maps import TokenMap
+from normscope.results.pictures import Explorer, Picture
 from normscope.running.token_maps import SHARE, pair_maps, without_values
 from normscope.statistics.tidy import tidy
 
@@ -151,7 +152,7 @@ class Decomposition:
         }
         unit = self.level
         caption = f"How much each {unit} (row) receives from each {unit} (column) in layer {number}; darker is more."
-        return Picture(self.token_map().figure(titles, caption, number))
+        return Picture(self.token_map().panels(titles, caption, number))
 
     def explorer(self) -> Explorer:
         """Interactive token maps, as in a report: every layer and measure, and heads if they were kept.

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import BatchEncoding
 
 from normscope.api.arguments import checked, chosen, exclusive, single_text
-from normscope.api.picture import LEGEND, PairExplorer, Picture, Several, coloured
+from normscope.api.picture import LEGEND, Several, coloured
 from normscope.api.targets import chosen_embedder
 from normscope.attribution.methods import check_followed
 from normscope.attribution.similarities import Scored, compared, embedded_parts, late_parts, met
@@ -25,6 +25,7 @@ from normscope.maths.embedder import Embedder
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import Text, describe_type, is_single, require_unicode
 from normscope.results.figures import ColouredText, TextPair
+from normscope.results.pictures import Explorer, Picture
 from normscope.rounding import number
 
 _SHOWN = 5
@@ -81,9 +82,9 @@ class Similarity:
         """The matrix, as a figure."""
         return Picture(self._pair().figure())
 
-    def explorer(self) -> PairExplorer:
+    def explorer(self) -> Explorer:
         """Both texts and the map as an interactive page, which notebooks display."""
-        return PairExplorer(self.figure(), [self._pair()])
+        return Explorer(self.figure(), pairs=[self._pair()])
 
     def _pair(self, title: str | None = None) -> TextPair:
         """Both texts with their map.
@@ -195,7 +196,7 @@ class Similarities(Several[Similarity]):
             )
         )
 
-    def explorer(self) -> PairExplorer:
+    def explorer(self) -> Explorer:
         """All pairs of texts with their maps as an interactive page, the most similar first.
 
         If all pairs have the same first text, a query, the page begins with the ten most similar documents: their tokens
@@ -211,7 +212,7 @@ class Similarities(Several[Similarity]):
             each._pair(f"{rank}. {number(each.value)}: {cut(' '.join(each.tokens_b), _TITLE)}")
             for rank, each in enumerate(self._ranked, start=1)
         ]
-        return PairExplorer(self.figure(), ranked)
+        return Explorer(self.figure(), pairs=ranked)
 
     def _repr_html_(self) -> str:
         return self.figure()._repr_html_()

@@ -14,12 +14,12 @@ from urllib.parse import urlencode
 
 from normscope.api.arguments import checked
 from normscope.api.decomposition import decompose
-from normscope.api.picture import Explorer
 from normscope.errors import InputError
 from normscope.live import require_extra
 from normscope.live.session import Session
 from normscope.live.texts import Limit, as_given, opening, typed
 from normscope.models.load.loaded import LoadedModel
+from normscope.results.pictures import Explorer
 
 _HOST = "127.0.0.1"
 _HEIGHT = 900

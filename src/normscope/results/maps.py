@@ -36,6 +36,9 @@ MEASURES = {
 }
 """Titles of all measures by their names in `TokenMap.maps`, in order: the symbol, then words in brackets."""
 
+CUMULATIVE_MEASURES = {"rollout", "norm_rollout", "globenc", "alti", "value_zeroing", "decompx"}
+"""Those that follow tokens from the input up to a layer."""
+
 TARGET_MEASURES = {
     "token_score": "score (what the token adds to the target)",
     "attention": "attention (what the heads add)",
@@ -61,7 +64,7 @@ class DependencyTree:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenMap:
-    """What each token or word of a text takes from every other, by measure, layer and head. Files hold float32."""
+    """What each token or word of a text takes from every other, by measure, layer and head, in float32 or float64."""
 
     title: str
     """The text, as shown in the menu."""
@@ -109,8 +112,29 @@ class TokenMap:
         """Whether rows are numbers that a model computes instead of tokens or words."""
         return not TARGET_MEASURES.keys().isdisjoint(self.maps)
 
-    def figure(self, titles: Mapping[str, str], caption: str, layer: int | None = None) -> WordMaps:
-        """The maps of one layer side by side, without those of single heads.
+    def figure(self, layer: int | None = None) -> WordMaps:
+        """The maps of one layer side by side, without those of single heads; signed ones only if there are no others.
+
+        Args:
+            layer: The number of the layer; the last one by default.
+
+        Raises:
+            InputError: If there is no such layer.
+        """
+        if layer is not None and layer not in self.layers:
+            raise InputError(f"layer={layer}: expected {', '.join(map(str, self.layers))}")
+        unsigned = [measure for measure in self.maps if measure not in SIGNED_MEASURES]
+        titles = {measure: (MEASURES | TARGET_MEASURES)[measure] for measure in unsigned or self.maps}
+        number = self.layers[-1] if layer is None else layer
+        where = f"{'up to' if CUMULATIVE_MEASURES.intersection(titles) else 'in'} layer {number}"
+        caption = f"How much each {self.unit} (row) receives from each {self.unit} (column) {where}"
+        if unsigned:
+            return self.panels(titles, f"{caption}; darker is more.", number)
+        figure = self.panels(titles, f"{caption}: orange is above 0, purple below.", number)
+        return dataclasses.replace(figure, largest=float(figure.table["value"].abs().max()) or 1.0)
+
+    def panels(self, titles: Mapping[str, str], caption: str, layer: int | None = None) -> WordMaps:
+        """The maps of one layer side by side.
 
         Args:
             titles: The measures to show, in order, with their titles; a measure that has no map is left out.
@@ -135,7 +159,7 @@ class TokenMap:
         """One row per layer, head (0: the block) and pair of tokens, one column per measure."""
         measures: dict[str, np.ndarray] = {}
         for name, values in self.maps.items():
-            measures[name] = np.full((self.heads + 1, *values.shape), np.nan, dtype=np.float32)
+            measures[name] = np.full((self.heads + 1, *values.shape), np.nan, dtype=values.dtype)
             measures[name][0] = values
             of_heads = self.of_heads(name)
             if of_heads is not None:
@@ -182,7 +206,8 @@ def write_maps(stream: BinaryIO, maps: Sequence[TokenMap], identity: Mapping[str
 
 def _norms(text: TokenMap) -> np.ndarray:
     """‖f(x)‖ of each pair's key, for single heads only."""
-    values = np.full((text.heads + 1, len(text.layers), len(text.queries), len(text.keys)), np.nan, dtype=np.float32)
+    kind = np.dtype(np.float32) if text.norms is None else text.norms.dtype
+    values = np.full((text.heads + 1, len(text.layers), len(text.queries), len(text.keys)), np.nan, dtype=kind)
     if text.norms is not None:
         values[1:] = text.norms.swapaxes(0, 1)[:, :, None, :]
     return values.ravel()
@@ -193,6 +218,7 @@ def _text(text: TokenMap) -> dict[str, Any]:
     plain = ("title", "queries", "keys", "is_cross_attention", "layers", "unit", "query_words", "key_words")
     return {name: getattr(text, name) for name in plain} | {
         "heads": text.heads,
+        "in_double": any(values.dtype == np.float64 for values in text.maps.values()),
         "norms": text.norms is not None,
         "maps": list(text.maps),
         "head_maps": list(text.head_maps),
@@ -222,11 +248,13 @@ def _read(text: dict[str, Any], rows: pd.DataFrame) -> TokenMap:
         raise TypeError("the texts in the metadata are damaged")
     heads, pairs = int(text["heads"]), (len(layers), len(queries), len(keys))
 
+    kind = np.float64 if text.get("in_double") else np.float32
+
     def of_blocks(name: str) -> np.ndarray:
-        return _values(rows, name, heads, pairs)[0]
+        return _values(rows, name, heads, pairs)[0].astype(kind)
 
     def of_heads(name: str) -> np.ndarray:
-        return _values(rows, name, heads, pairs)[1:].swapaxes(0, 1)
+        return _values(rows, name, heads, pairs)[1:].swapaxes(0, 1).astype(kind)
 
     tree = text["tree"]
     return TokenMap(
@@ -247,7 +275,7 @@ def _read(text: dict[str, Any], rows: pd.DataFrame) -> TokenMap:
 
 def _values(rows: pd.DataFrame, name: str, heads: int, pairs: tuple[int, int, int]) -> np.ndarray:
     """A column as an array: head, layer, query, key."""
-    return rows[name].to_numpy(dtype=np.float32).reshape(heads + 1, *pairs)
+    return rows[name].to_numpy().reshape(heads + 1, *pairs)
 
 
 def _whole(numbers: Any) -> tuple[int, ...] | None:

@@ -16,7 +16,7 @@ from normscope.reporting.page.paper import Run, sections_of_paper
 from normscope.reporting.page.sections import Folded, Measure, Section, render
 from normscope.reporting.tracking import layers_label
 from normscope.results.codes import in_prose, in_words
-from normscope.results.figures import Figure, TextPair, WordMaps, are_ranked
+from normscope.results.figures import Figure, WordMaps, pairs_of
 from normscope.results.findings import Sentence, ranked
 from normscope.results.measures import title
 from normscope.results.result import Result
@@ -71,7 +71,7 @@ def page(result: Result, progress: Progress = no_bar) -> str:
         subtitle=" · ".join(map(title, result.analyses)),
         facts=_facts(facts, config),
         explorer=payload(result.maps, top[0].measure if top else "") if result.maps else None,
-        pairs={name: pairs_payload(_pairs(name, result)) for name in result.analyses},
+        pairs={name: pairs_payload(pairs_of(_figures(name, result).values())) for name in result.analyses},
     )
 
 
@@ -174,14 +174,7 @@ def _is_pair(figure: Figure) -> bool:
 def _place(name: str, result: Result) -> Markup:
     """Where the page shows the maps of two texts; links to the first lead there."""
     first = next(full for full, figure in _figures(name, result).items() if _is_pair(figure))
-    return place_of_pairs(_pairs(name, result), name, first)
-
-
-def _pairs(name: str, result: Result) -> list[TextPair]:
-    """The pairs of texts whose maps the page shows; the documents of a query are in order."""
-    figures = _figures(name, result).values()
-    pairs = [TextPair.of(figure) for figure in figures if isinstance(figure, WordMaps) and figure.measure]
-    return sorted(pairs, key=lambda pair: -pair.value) if are_ranked(pairs) else pairs
+    return place_of_pairs(pairs_of(_figures(name, result).values()), name, first)
 
 
 def _figures(name: str, result: Result) -> dict[str, Figure]:
