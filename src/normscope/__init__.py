@@ -23,14 +23,11 @@ from normscope.distribution import VERSION as __version__
 if TYPE_CHECKING:
     from normscope.api import (
         Answer,
-        AttentionValues,
         Attribution,
         AttributionMap,
         AttributionMaps,
         Attributions,
         Callback,
-        Decomposition,
-        Decompositions,
         Label,
         MaskedToken,
         NextToken,
@@ -57,14 +54,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
-    "AttentionValues",
     "Attribution",
     "AttributionMap",
     "AttributionMaps",
     "Attributions",
     "Callback",
-    "Decomposition",
-    "Decompositions",
     "Label",
     "LivePage",
     "MaskedToken",

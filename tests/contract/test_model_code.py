@@ -27,6 +27,7 @@ from normscope.models.stored.decoder_start import decoder_shift
 from normscope.models.stored.model_code import model_code
 from normscope.models.stored.text_tower import base_of
 from tests.architectures import tiny_architecture
+from tests.one_text import decompose
 from tests.own_models import NanoGPT
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
@@ -100,9 +101,9 @@ def test_a_module_that_fails_on_some_texts_alone_is_named():
 
     torch.manual_seed(0)
     wrapped = normscope.wrap(Picky())
-    assert normscope.decompose(wrapped, [5, 6]).tokens == ("5", "6")
+    assert decompose(wrapped, [5, 6]).tokens == ("5", "6")
     with pytest.raises(InputError, match="^model: Picky fails on 1 text of 2 tokens: LookupError: unlucky"):
-        normscope.decompose(wrapped, [5, 13])
+        decompose(wrapped, [5, 13])
 
 
 @pytest.mark.parametrize("changed", [{}, {"causal": True}, {"keys": torch.tensor([[1, 1, 0], [1, 1, 1]]).bool()}])
@@ -131,7 +132,7 @@ def test_a_model_that_adds_the_mask_itself_is_observed():
     wrapped = normscope.wrap(tiny_architecture("git"))
     assert wrapped.verification.error < 1e-12
     assert not wrapped.layout.registry
-    weights = normscope.decompose(wrapped, [5, 7, 9]).maps["attn_w"]
+    weights = decompose(wrapped, [5, 7, 9]).maps["attn_w"]
     assert torch.equal(weights, weights.tril())
 
 

@@ -40,6 +40,7 @@ from normscope.errors import InputError
 from normscope.live.predictions import prediction_of
 from normscope.models.load.predictor import token_number
 from normscope.models.load.text_batches import batch_from_texts, places_of_tokens, say_once
+from tests.one_text import attention, decompose
 from tests.tiny import saved_with_head
 
 WORDS = ("the", "capital", "of", "is", "island", "Paris", "yes", "no")
@@ -198,7 +199,7 @@ TEXT = "a\nb  c island"
 
 def weights_and_places(model, text):
     """The attention to every token of a text, with the characters that each stands for."""
-    every = normscope.attention(model, text, queries="last", reduce="mean")
+    every = attention(model, text, queries="last", reduce="mean")
     return every.values[:, 0], places_of_tokens(model, text, model.tokenizer(text)["input_ids"])
 
 
@@ -210,7 +211,7 @@ def test_a_span_is_the_tokens_whose_characters_lie_in_it(causal, start, end):
     assert "\n" in visible
     assert " " in (each and each[:1] for each in visible)
     inside = [place is not None and start <= place[1] < place[2] <= end for place in places]
-    found = normscope.attention(model, TEXT, queries="last", keys={"span": (start, end)}, reduce="mean")
+    found = attention(model, TEXT, queries="last", keys={"span": (start, end)}, reduce="mean")
     np.testing.assert_allclose(found.values[:, 0, 0], weights[:, inside].sum(axis=1), rtol=1e-6)
     one = normscope.attribute(model, TEXT, normscope.NextToken(5), spans={"span": (start, end)})
     assert one.spans["span"] == pytest.approx(one.scores[inside].sum())
@@ -219,7 +220,7 @@ def test_a_span_is_the_tokens_whose_characters_lie_in_it(causal, start, end):
 def test_white_space_is_part_of_no_word(causal):
     model = causal[-1]
     weights, places = weights_and_places(model, TEXT)
-    words = normscope.attention(model, TEXT, queries="last", keys="words", reduce="mean")
+    words = attention(model, TEXT, queries="last", keys="words", reduce="mean")
     for word, (start, end) in {"a": (0, 1), "b": (2, 3), "c": (5, 6), "island": (7, 13)}.items():
         inside = [place is not None and start <= place[1] < place[2] <= end for place in places]
         np.testing.assert_allclose(
@@ -347,18 +348,18 @@ def test_a_rule_that_is_not_known_is_refused(folder_of_reranker):
 def test_a_mask_that_moves_tokens_is_refused(causal, mask):
     *_, model = causal
     with pytest.raises(InputError, match="attention_mask to be 0 at padding, before or behind a text, and 1 at its"):
-        normscope.decompose(model, BatchEncoding({"input_ids": [[5, 6, 7, 8]], "attention_mask": [mask]}))
+        decompose(model, BatchEncoding({"input_ids": [[5, 6, 7, 8]], "attention_mask": [mask]}))
     for fine in ([0, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]):
-        normscope.decompose(model, BatchEncoding({"input_ids": [[5, 6, 7, 8]], "attention_mask": [fine]}))
+        decompose(model, BatchEncoding({"input_ids": [[5, 6, 7, 8]], "attention_mask": [fine]}))
 
 
 def test_a_changed_limit_of_the_tokenizer_is_seen():
     tokenizer = byte_level()
     model = normscope.wrap(llama(tokenizer), tokenizer)
-    normscope.decompose(model, "the capital")
+    decompose(model, "the capital")
     tokenizer.model_max_length = 3
     with pytest.raises(InputError, match="wrap it again"):
-        normscope.decompose(model, "the capital is Paris")
+        decompose(model, "the capital is Paris")
 
 
 def test_an_answer_says_what_it_does_not_obey(caplog):
@@ -469,8 +470,8 @@ def test_the_default_prompt_of_an_encoder_is_read_through_every_door(pooled, tok
         found = normscope.attribute(model, PAIR[0], normscope.SimilarityTo(PAIR[1]))
         assert found.target == pytest.approx(float(first @ second), rel=1e-4)
         assert normscope.similarity(model, *PAIR).value == pytest.approx(found.target, rel=1e-4)
-        assert list(found.tokens) == list(normscope.decompose(model, PAIR[0]).tokens) == expected
-        assert list(normscope.attention(model, PAIR[0]).keys) == expected
+        assert list(found.tokens) == list(decompose(model, PAIR[0]).tokens) == expected
+        assert list(attention(model, PAIR[0]).keys) == expected
         result = normscope.run("mixing", model=model, texts=list(PAIR))
         assert result.facts["tokens"] == sum(map(len, tokenizer([f"Judge: {text}" for text in PAIR])["input_ids"]))
         # Tokens are read as they are given, with the prompt or without it.
@@ -505,4 +506,4 @@ def test_tokens_that_were_added_to_a_tokenizer_are_seen():
     model = normscope.wrap(llama(tokenizer), tokenizer)
     tokenizer.add_tokens(["capital of"])
     with pytest.raises(InputError, match="wrap it again"):
-        normscope.decompose(model, "the capital of the island")
+        decompose(model, "the capital of the island")

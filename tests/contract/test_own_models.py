@@ -17,6 +17,7 @@ from normscope.models.prove.verification import verify
 from normscope.models.sites.block_modules import bind_blocks
 from tests import own_models
 from tests.contract.test_skipped_layers import compare
+from tests.one_text import decompose
 from tests.own_models import MODELS
 from tests.tiny import changed_sites
 
@@ -131,7 +132,7 @@ def test_wrong_parts_of_layers_that_no_module_runs_are_refused(part, other):
 def test_vectors_that_the_model_changes_in_place_are_kept():
     """`x += attention(x)` and `x = x + attention(x)` give the same results."""
     wrapped = [normscope.wrap(built(name)) for name in ("layers-as-pairs", "pairs-in-place")]
-    one, other = (normscope.decompose(model, TEXTS[0]) for model in wrapped)
+    one, other = (decompose(model, TEXTS[0]) for model in wrapped)
     torch.testing.assert_close(one.maps["attn_n"], other.maps["attn_n"])
     maps = [normscope.attribution_maps(model, TEXTS[0]) for model in wrapped]
     for method, expected in maps[0].items():
@@ -143,7 +144,7 @@ def test_the_model_stays_as_it_is():
     model.requires_grad_(True)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     modules = [name for name, _ in model.named_modules()]
-    normscope.decompose(normscope.wrap(model), TEXTS[0])
+    decompose(normscope.wrap(model), TEXTS[0])
     assert [name for name, _ in model.named_modules()] == modules
     assert model.training
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -164,14 +165,14 @@ def test_a_text_is_ids_or_names_of_tokens():
     by_number = normscope.wrap(model)
     by_name = normscope.wrap(model, tokens=[f"t{number}" for number in range(own_models.V)])
     results = [
-        normscope.decompose(by_number, [5, 7, 12]),
-        normscope.decompose(by_number, "5 7 12"),
-        normscope.decompose(by_name, [5, 7, 12]),
-        normscope.decompose(by_name, "t5 t7 t12"),
+        decompose(by_number, [5, 7, 12]),
+        decompose(by_number, "5 7 12"),
+        decompose(by_name, [5, 7, 12]),
+        decompose(by_name, "t5 t7 t12"),
     ]
     assert [result.tokens for result in results] == [("5", "7", "12")] * 2 + [("t5", "t7", "t12")] * 2
     assert all(torch.equal(result.maps["attn_n"], results[0].maps["attn_n"]) for result in results)
-    assert len(normscope.decompose(by_number, TEXTS)) == 2
+    assert len(decompose(by_number, TEXTS)) == 2
 
 
 @pytest.mark.slow
@@ -184,7 +185,7 @@ def test_how_a_module_is_called_can_be_given():
     wrapped = normscope.wrap(Reversed().double(), inputs=lambda ids, mask: {"words": ids, "padding": mask == 0})
     assert wrapped.batching is Batching.PADDED
     expected = normscope.wrap(built_like(wrapped))
-    got, wanted = (normscope.decompose(model, TEXTS[0]) for model in (wrapped, expected))
+    got, wanted = (decompose(model, TEXTS[0]) for model in (wrapped, expected))
     torch.testing.assert_close(got.ratios, wanted.ratios)
 
 
@@ -209,7 +210,7 @@ def test_modules_may_take_and_return_the_axis_of_tokens_first():
     torch.manual_seed(3)
     tutorial = Tutorial().double()
     wrapped = normscope.wrap(tutorial, inputs=lambda ids, _mask: ids.T)
-    got = normscope.decompose(wrapped, TEXTS[0])
+    got = decompose(wrapped, TEXTS[0])
     with torch.no_grad(), Observer(wrapped.model, wrapped.layout, hidden=[own_models.L]) as observer:
         hidden = {}
         ids = torch.tensor(TEXTS)
@@ -234,7 +235,7 @@ def test_models_that_take_padding_for_tokens_read_texts_of_one_length():
     sums = sum(table["mean"].to_numpy() * table["count"].to_numpy() for table in alone)
     np.testing.assert_allclose(together["mean"] * together["count"], sums, rtol=1e-10)
     with pytest.raises(InputError, match="expected texts of the same length in a batch"):
-        normscope.decompose(wrapped, texts)
+        decompose(wrapped, texts)
 
 
 class Changed(own_models.CausalSelfAttention):
@@ -353,7 +354,7 @@ def test_wrong_texts_and_names_are_explained():
         ([1] * 65, "fails on 1 text of 65 tokens|longer than 64 tokens"),
     ):
         with pytest.raises(InputError, match=message):
-            normscope.decompose(wrapped, text)
+            decompose(wrapped, text)
     for tokens, message in (
         (["a", "a"], "expected distinct names, got 'a' twice"),
         (["a b"], "expected a name without spaces for each token id, got 'a b' for id 0"),
@@ -379,9 +380,9 @@ class Skipping(own_models.NanoGPT):
 def test_what_a_probe_cannot_show_is_noticed_when_the_model_runs(text):
     torch.manual_seed(3)
     wrapped = normscope.wrap(Skipping().double())
-    normscope.decompose(wrapped, [1, 2, 3])
+    decompose(wrapped, [1, 2, 3])
     with pytest.raises(InputError, match="layer 2 does not read what layer 1 returns"):
-        normscope.decompose(wrapped, text)
+        decompose(wrapped, text)
 
 
 class Convolved(own_models.Block):

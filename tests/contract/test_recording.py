@@ -20,6 +20,7 @@ import normscope
 from normscope.errors import InputError
 from normscope.models.load.loading import run_experts_in_float64
 from normscope.models.load.wrapping import wrap_model
+from tests.one_text import attention
 from tests.tiny import DECODERS, FAMILY_CONFIGS, proved_to, tiny_model
 
 PROMPT, NEW = [5, 9, 7, 30, 12, 9, 41], 6
@@ -60,7 +61,7 @@ def full_pass(model, ids, keys, **asked):
     """The same rows from one pass over the whole text."""
     regions = {name: slice(len(PROMPT), len(ids) - 1) if name == "answer" else part for name, part in keys.items()}
     rows = range(len(PROMPT) - 1, len(ids) - 1)
-    return normscope.attention(wrap_model(model), ids[:-1], queries=rows, keys=regions, **asked)
+    return attention(wrap_model(model), ids[:-1], queries=rows, keys=regions, **asked)
 
 
 @pytest.mark.spread(3)
@@ -127,7 +128,7 @@ def test_tokens_heads_layers_and_the_strongest():
         model, keys="tokens", layers=[2, 3], heads=[3, 1], reduce="mean", top=3
     ) as recorded:
         ids = generated(model)
-    whole = normscope.attention(
+    whole = attention(
         wrap_model(model), ids[:-1], queries=range(6, 12), layers=[2, 3], heads=[3, 1], reduce="mean", top=3
     )
     assert recorded[0].axes == whole.axes

@@ -10,6 +10,7 @@ from torch.nn import functional
 import normscope
 from normscope.errors import InputError
 from normscope.models.observe.observer import Observer
+from tests.one_text import decompose
 
 TOKENS, WIDTH, HEADS, LAYERS = 61, 32, 4, 3
 SIZE = WIDTH // HEADS
@@ -144,5 +145,5 @@ def test_fused_attention_in_the_root_gives_the_same():
     torch.manual_seed(0)
     plain, fused = Lists().double(), Lists(fused=True).double()
     fused.load_state_dict(plain.state_dict())
-    one, other = (normscope.decompose(normscope.wrap(model), IDS, heads=True) for model in (plain, fused))
+    one, other = (decompose(normscope.wrap(model), IDS, heads=True) for model in (plain, fused))
     torch.testing.assert_close(one.head_maps["attn_n"], other.head_maps["attn_n"], rtol=0, atol=1e-13)

@@ -10,6 +10,7 @@ import normscope
 from normscope.errors import InputError
 from normscope.untrusted.tensor_files import checksum
 from tests.contract.test_answers import PROMPT, causal
+from tests.one_text import decompose
 
 EXACT = {"rtol": 0, "atol": 1e-10}
 TEMPLATE = (
@@ -73,8 +74,8 @@ def test_the_roles_of_a_conversation_are_its_spans(chat):
     assert found.spans["user"] == pytest.approx(found.scores[starts["lady"] - 1 : starts["lady"] + 3].sum())
     assert sum(found.spans.values()) == pytest.approx(found.scores.sum())
     answered = [*messages, {"role": "assistant", "content": "onions"}]
-    assert normscope.decompose(chat, answered).tokens[-1] == "onions"
-    assert len(normscope.decompose(chat, [messages, answered])) == 2
+    assert decompose(chat, answered).tokens[-1] == "onions"
+    assert len(decompose(chat, [messages, answered])) == 2
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_the_roles_of_a_conversation_are_its_spans(chat):
 )
 def test_conversations_that_cannot_be_read(chat, texts, message):
     with pytest.raises(InputError, match=message):
-        normscope.decompose(chat, texts)
+        decompose(chat, texts)
 
 
 def test_analyses_take_no_conversations(chat):

@@ -20,6 +20,7 @@ from normscope.live.predictions import prediction_of
 from normscope.rounding import number, percentage
 from tests.end_to_end.browser import needs_browser, opened
 from tests.end_to_end.shell import run_here
+from tests.one_text import decompose
 from tests.tiny import saved_with_head
 
 TEXT = "The old bridge was closed, so we crossed the river."
@@ -40,7 +41,7 @@ def test_an_embedding(capsys, monkeypatch, tmp_path, saved_model):
     model = normscope.load(str(saved_model))
     assert shown["prediction 0"]["choices"] == []
     assert shown["prediction 0"]["sum"] in " ".join(out.split())
-    assert shown["maps 0"]["tokens"] == [*normscope.decompose(model, TEXT).tokens]
+    assert shown["maps 0"]["tokens"] == [*decompose(model, TEXT).tokens]
     assert {"heads 0", "chained 0", "carried 0"} <= shown.keys()
     # What each token adds to the mean vector along its direction, as a share of its length.
     inputs = model.tokenizer(TEXT, return_tensors="pt")
@@ -102,7 +103,7 @@ def test_the_first_answer_is_compared_with_the_second_and_a_sink_stands_apart(ca
     names = [name for name, _ in prediction_of(model, TEXT).choices]
     first, second = tokenizer.convert_tokens_to_ids(names[:2])
     found = normscope.attribute(model, TEXT, normscope.NextToken(first), against=second)
-    weight = float(normscope.decompose(model, TEXT).maps["attn_w"][:, 1:, 0].mean())
+    weight = float(decompose(model, TEXT).maps["attn_w"][:, 1:, 0].mean())
     for least, apart in ((weight + 1e-4, False), (weight - 1e-4, True)):
         monkeypatch.setattr(answers, "_SINK", least)
         out, shown = explained(capsys, monkeypatch, tmp_path / str(apart), TEXT, f"model.name={folder}")

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import normscope
-from normscope.results.pictures import Picture
 from normscope.errors import InputError
+from normscope.results.pictures import Picture
 from normscope.running import memory
 from normscope.running.memory import run_batch
 from tests.end_to_end.shell import run_once

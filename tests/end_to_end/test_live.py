@@ -25,6 +25,7 @@ from normscope.rounding import number as written
 from tests.end_to_end.browser import needs_browser
 from tests.end_to_end.shell import run_here, start
 from tests.end_to_end.tabs import browsing
+from tests.one_text import decompose
 from tests.tiny import saved_with_head, sentence_encoder, with_chat_template
 
 TEXT = "The old bridge was closed, so we crossed the river."
@@ -98,10 +99,10 @@ def choose(tab, menu, value):
 
 @needs_browser
 def test_what_is_typed_is_shown(tab, models):
-    assert chips(tab) == [*normscope.decompose(models[0], TEXT).tokens]
+    assert chips(tab) == [*decompose(models[0], TEXT).tokens]
     tab.type("textarea", "a small <b>cat</b>")
     tab.until("document.querySelectorAll('.tokens [data-at]')[2].textContent === 'small'")
-    decomposed = normscope.decompose(models[0], "a small <b>cat</b>")
+    decomposed = decompose(models[0], "a small <b>cat</b>")
     assert chips(tab) == [*decomposed.tokens]
     # What the chosen token receives in the last layer, as the lists say.
     received = decomposed.maps["attn_n"][-1, 1].numpy()
@@ -171,9 +172,7 @@ def test_a_token_is_replaced_and_shows_what_it_was(tab, models):
     assert tab.run("document.querySelector('textarea').value") == TEXT.replace("bridge", "road")
     tab.click(".strip button", 2)
     tab.run("document.querySelector('#explorer-root .row-labels [data-at=\"3\"]').click()")
-    now, before = (
-        normscope.decompose(models[0], text).maps["attn_n"][-1] for text in (TEXT.replace("bridge", "road"), TEXT)
-    )
+    now, before = (decompose(models[0], text).maps["attn_n"][-1] for text in (TEXT.replace("bridge", "road"), TEXT))
     change = (now - before)[3].numpy()
     largest = int(abs(change).argmax())
     listed = tab.run("document.querySelector('#explorer-root .ranks li').innerText").split()
@@ -238,7 +237,7 @@ def test_models_words_and_maps_up_to_each_layer(tab, models):
     tab.click("[name=level]")
     tab.until("document.querySelector('#maps-title').textContent === 'What each word receives from every other'")
     choose(tab, "model", "2")
-    ratio = normscope.decompose(models[1], TEXT, level="word").ratios[-1, -1].mean()
+    ratio = decompose(models[1], TEXT, level="word").ratios[-1, -1].mean()
     tab.until(f"document.querySelector('.mixing').textContent.includes('{100 * ratio:.1f}%')")
 
 
@@ -284,7 +283,7 @@ def test_two_models_are_compared(tab, models):
     assert f"pale: {names[1]}" in tab.run("document.querySelector('#mixing').textContent")
     tab.click(".strip button", 2)
     assert f": {names[0]} − {names[1]}" in tab.run("document.querySelector('#explorer-root .legend').textContent")
-    now, before = (normscope.decompose(model, TEXT).maps["attn_n"][-1, 1].numpy() for model in models[:2])
+    now, before = (decompose(model, TEXT).maps["attn_n"][-1, 1].numpy() for model in models[:2])
     change = now - before
     listed = tab.run("document.querySelector('#explorer-root .ranks li').innerText").split()
     at = int(listed[1][1:-1])
@@ -292,7 +291,7 @@ def test_two_models_are_compared(tab, models):
     assert float(listed[-1].replace("−", "-")) == pytest.approx(change[at], rel=1e-2, abs=1e-3)
     assert not tab.run("document.querySelector('.tokens s')")  # the same tokens in both
     # The slider, from one model to the next.
-    ratio = normscope.decompose(models[2], TEXT).ratios[-1, -1].mean()
+    ratio = decompose(models[2], TEXT).ratios[-1, -1].mean()
     tab.run(
         "(document.querySelector('[name=checkpoint]').value = 3, document.querySelector('[name=checkpoint]').oninput())"
     )
@@ -366,7 +365,7 @@ def test_a_conversation_is_typed(tab, models):
     messages = [
         {"role": role, "content": said} for role, _, said in (line.partition(": ") for line in text.split("\n"))
     ]
-    assert chips(tab) == [*normscope.decompose(models[3], messages).tokens]
+    assert chips(tab) == [*decompose(models[3], messages).tokens]
     # Each role begins with a name beside its first row, and a line through the map.
     named = "[...document.querySelectorAll('.row-labels [data-role]')].map((each) => each.dataset.role)"
     assert tab.run(named) == roles

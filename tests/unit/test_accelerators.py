@@ -29,6 +29,7 @@ from tests.end_to_end.shell import run_once
 from tests.golden.commands import commands
 from tests.golden.make import FOLDER
 from tests.golden.results import differences, published
+from tests.one_text import attention, decompose
 from tests.tiny import FAMILY_CONFIGS
 from tests.unit.test_attention import MASKS, REAL, SCALE, explicit
 
@@ -235,16 +236,16 @@ def scored(model, _dtype):
 
 
 def attended(model, _dtype):
-    yield normscope.attention(model, IDS, queries="last").values
-    yield normscope.attention(model, IDS, queries="last", measure="norm").values
-    yield normscope.attention(model, IDS, queries=REGIONS, keys=REGIONS).values
-    yield normscope.attention(model, IDS, queries=REGIONS, keys=REGIONS, measure="share").values
+    yield attention(model, IDS, queries="last").values
+    yield attention(model, IDS, queries="last", measure="norm").values
+    yield attention(model, IDS, queries=REGIONS, keys=REGIONS).values
+    yield attention(model, IDS, queries=REGIONS, keys=REGIONS, measure="share").values
 
 
 def ranked(model, _dtype):
-    strongest = normscope.attention(model, IDS, queries="last", top=3)
+    strongest = attention(model, IDS, queries="last", top=3)
     yield strongest.values
-    yield normscope.attention(model, IDS, queries=REGIONS, keys=REGIONS, measure="score").values
+    yield attention(model, IDS, queries=REGIONS, keys=REGIONS, measure="score").values
 
 
 def compared(model, _dtype):
@@ -257,9 +258,9 @@ def chained(model, _dtype):
 
 
 def decomposed(model, _dtype):
-    found = normscope.decompose(model, IDS)
+    found = decompose(model, IDS)
     yield found.ratios
-    yield found.parts
+    yield found.output_shares[["share", "own", "residual", "bias"]].to_numpy()
 
 
 CALLS = {call.__name__: call for call in (scored, attended, ranked, compared, chained, decomposed)}

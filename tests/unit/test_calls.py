@@ -15,6 +15,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 import normscope
 from normscope.api.arguments import checked
 from normscope.errors import InputError
+from tests.one_text import decompose
 from tests.unit.test_wrapping import TEXT, in_memory
 
 
@@ -93,8 +94,8 @@ def damaged(tokenizer):
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("encoder.layer.1.attention.self.key.weight", lambda model: normscope.decompose(model, TEXT)),
-        ("encoder.layer.2.attention.output.dense.bias", lambda model: normscope.decompose(model, [TEXT, TEXT])),
+        ("encoder.layer.1.attention.self.key.weight", lambda model: decompose(model, TEXT)),
+        ("encoder.layer.2.attention.output.dense.bias", lambda model: decompose(model, [TEXT, TEXT])),
     ],
 )
 def test_a_weight_that_has_become_nan_is_named(damaged, name, call):
@@ -119,7 +120,7 @@ def test_numbers_that_overflow_name_the_dtype(damaged, monkeypatch):
     monkeypatch.setattr(type(wrapped), "require_finite_weights", lambda _self: None)
     wrapped.model.encoder.layer[0].output.LayerNorm.weight.data.fill_(1e38)
     with pytest.raises(InputError, match="computes NaN or infinity in float32; try float64"):
-        normscope.decompose(wrapped, TEXT)
+        decompose(wrapped, TEXT)
 
 
 @pytest.mark.slow
@@ -166,7 +167,7 @@ def test_settings_of_torch_change_no_result(setting, tokenizer):
 
     def everything():
         wrapped = normscope.wrap(model, tokenizer)
-        yield normscope.decompose(wrapped, TEXT).maps["attn_n"]
+        yield decompose(wrapped, TEXT).maps["attn_n"]
         yield normscope.attribute(wrapped, TEXT, lambda hidden: hidden[0, 0]).scores
         yield normscope.attribution_maps(wrapped, TEXT, "decompx")["decompx"].total
         yield normscope.similarity(wrapped, TEXT, "A cat.", pooling="mean").matrix

@@ -12,12 +12,13 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import normscope
-from normscope.results import pictures
 from normscope.errors import InputError
 from normscope.reporting.page.explorer import payload
+from normscope.results import pictures
 from normscope.results.maps import pairs_table
 from normscope.rounding import number
 from tests.end_to_end.browser import needs_browser, opened
+from tests.one_text import decompose
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS
 from tests.unit.test_explorer import unpacked
 
@@ -39,7 +40,7 @@ def data_of(page):
 
 
 def test_its_numbers_are_the_decompositions(model, explorer):
-    result = normscope.decompose(model, TEXT, heads=True)
+    result = decompose(model, TEXT, heads=True)
     pairs = pairs_table(explorer.maps)
     block = pairs[pairs["head"] == 0].reset_index(drop=True)
     for column in ("layer", "query", "key", "query_token", "key_token"):
@@ -52,23 +53,6 @@ def test_its_numbers_are_the_decompositions(model, explorer):
         np.testing.assert_allclose(rows["attn_n"], result.head_maps["attn_n"][:, head - 1].flatten(), rtol=1e-5)
 
 
-def test_a_key_without_any_weight_contributes_nothing():
-    from normscope.maths.mixing import Method
-
-    weights = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]], dtype=torch.float64)
-    result = normscope.Decomposition(
-        tokens=("a", "b"),
-        key_tokens=("a", "b"),
-        maps={"attn_w": weights[:, 0], "attn_n": 3 * weights[:, 0]},
-        ratios=torch.zeros(1, 1, 2),
-        methods=(Method.ATTN_W,),
-        head_maps={"attn_w": weights, "attn_n": 3 * weights},
-    )
-    (sentence,) = result.explorer().maps
-    assert sentence.norms.tolist() == [[[3.0, 0.0]]]
-    assert sentence.title == "a b"
-
-
 def test_without_heads_the_page_has_blocks_only(model):
     (sentence,) = normscope.decompose(model, TEXT).explorer().maps
     assert sentence.heads == 0
@@ -77,22 +61,20 @@ def test_without_heads_the_page_has_blocks_only(model):
 
 
 def test_it_shows_every_stage_of_the_layer(model):
-    result = normscope.decompose(model, TEXT, feed_forward=True)
-    page = result.explorer().page
+    result = decompose(model, TEXT, feed_forward=True)
+    page = result.result.explorer().page
     assert list(data_of(page)["sentences"][0]["maps"]) == [*result.maps]
     assert "atbffresln_n" in result.maps
     for name in ("atbffresln_n", "share"):
-        pd.testing.assert_series_equal(
-            pairs_table(result.explorer().maps)[name], result.pairs[name], check_dtype=False
-        )
+        pd.testing.assert_series_equal(pairs_table(result.result.maps)[name], result.pairs[name], check_dtype=False)
 
 
 def test_many_texts_share_a_page(model):
     texts = normscope.decompose(model, ["The cat sat.", "A dog barked at it."])
     sentences = data_of(texts.explorer().page)["sentences"]
-    assert [sentence["queries"] for sentence in sentences] == [list(one.tokens) for one in texts]
-    with pytest.raises(InputError, match="at least one text"):
-        texts[:0].explorer()
+    assert [sentence["queries"] for sentence in sentences] == [list(one.queries) for one in texts.maps]
+    with pytest.raises(InputError, match="explorer: expected a result with token maps"):
+        normscope.Result().explorer()
 
 
 def test_cross_attention_has_two_sides(tokenizer):

@@ -15,6 +15,7 @@ from transformers import AutoModelForMaskedLM
 
 import normscope
 from normscope.errors import InputError
+from tests.one_text import decompose
 from tests.tiny import saved_with_head
 
 pytestmark = [
@@ -82,7 +83,7 @@ def in_thread(call):
 
 
 def ratios(model):
-    return normscope.decompose(model, TEXT).ratios.tolist()
+    return decompose(model, TEXT).ratios.tolist()
 
 
 class Decomposed(torch.utils.data.Dataset):

@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 
 import normscope
 from normscope import Label, MaskedToken, NextToken
-from normscope.api.decomposition import decompose
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.live import answers
@@ -27,6 +26,7 @@ from normscope.live.server import LARGEST_BODY, TOKEN_HEADER, Access, app
 from normscope.live.session import Session
 from normscope.live.texts import SEPARATOR, Limit, opening, read, units_of
 from normscope.rounding import brief_share
+from tests.one_text import decompose
 from tests.tiny import saved_with_head as saved
 from tests.tiny import sentence_encoder
 
@@ -83,7 +83,7 @@ def unpacked(packed, shape):
 @pytest.mark.parametrize("level", ["token", "word"])
 def test_maps_are_those_of_decompose(client, model, level):
     found = asked(client, text=TEXT, level=level)
-    expected = normscope.decompose(model, TEXT, heads=True, level=level)
+    expected = decompose(model, TEXT, heads=True, level=level)
     assert found["tokens"] == [*expected.tokens]
     for name, values in expected.maps.items():
         shown = unpacked(found["maps"]["maps"][name], values.shape)
@@ -110,14 +110,14 @@ def test_a_sink_is_told_from_the_weights_of_the_maps(tokenizer, tmp_path, monkey
     model = normscope.load(str(saved(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path)), device="cpu")
     calls = []
     monkeypatch.setattr(
-        answers, "decompose", lambda *given, **options: calls.append(options) or decompose(*given, **options)
+        answers, "decompose", lambda *given, **options: calls.append(options) or normscope.decompose(*given, **options)
     )
     monkeypatch.setattr(answers, "_SINK", 0.0)
     session = Session([model], 24, keeps=True)
     client = client_of(session)
     asked(client, "maps", text=TEXT)
     assert len(calls) == 1
-    weight = float(normscope.decompose(model, TEXT).maps["attn_w"][:, 1:, 0].mean())
+    weight = float(decompose(model, TEXT).maps["attn_w"][:, 1:, 0].mean())
     assert f"give it {brief_share(weight)} of their attention" in asked(client, "prediction", text=TEXT)["sink"]
     assert len(calls) == 1
     assert "sink" in asked(client, "prediction", text="We swam.")["sink"]
@@ -223,9 +223,7 @@ def test_an_embedding_and_the_similarity_of_two(saved_model, tmp_path):
 @pytest.mark.parametrize("text", [TEXT, f"An unbelievable{SEPARATOR}second  text", " a\n b"])
 def test_places_are_where_tokens_lie_in_what_was_typed(model, text, level):
     places = units_of(model, read(model, text, Limit(24)), level).places
-    tokens = normscope.decompose(
-        model, (*text.split(SEPARATOR),) if SEPARATOR in text else text, level=str(level)
-    ).tokens
+    tokens = decompose(model, (*text.split(SEPARATOR),) if SEPARATOR in text else text, level=str(level)).tokens
     assert len(places) == len(tokens)
     for place, token in zip(places, tokens, strict=True):
         if place is None:
@@ -516,7 +514,7 @@ def test_another_thread_may_use_the_model(tokenizer, tmp_path):
     def use():
         while not stop.is_set():
             with contextlib.suppress(InputError):
-                normscope.decompose(model, TEXT)
+                decompose(model, TEXT)
             time.sleep(0.02)
 
     thread = threading.Thread(target=use)

@@ -8,6 +8,7 @@ import normscope
 from normscope.analyses import dispersion
 from normscope.maths import norms as maths
 from tests import tiny
+from tests.one_text import decompose
 
 F64 = torch.float64
 B, H, T, D, M = 2, 3, 5, 4, 12
@@ -95,7 +96,7 @@ def test_a_head_without_vectors_varies_by_nothing(saved_model):
 def test_decompose_equals_explicit_vectors(saved_model):
     model = normscope.load(saved_model, device="cpu", dtype="float64")
     text = ("Attention, it turns out, is not a weight.", "Vectors count.")
-    found = normscope.decompose(model, text)
+    found = decompose(model, text)
     for index, block in enumerate(normscope.observe(model, text)):
         vectors = torch.einsum("bhqk,bhkm->bqkm", block.weights, block.transformed())[0]
         torch.testing.assert_close(found.maps["attn_n"][index], vectors.norm(dim=-1))
@@ -107,9 +108,8 @@ def test_decompose_equals_explicit_vectors(saved_model):
     pairs = found.pairs[(found.pairs["layer"] == 3) & (found.pairs["query"] == 2) & (found.pairs["key"] == 5)]
     assert pairs["attnresln_n"].item() == found.maps["attnresln_n"][2, 2, 5].item()
     assert (found.tokens[0], found.tokens[-1]) == ("[CLS]", "[SEP]")
-    assert isinstance(found.table, pd.DataFrame)
-    assert "attnresln_n" in repr(found)
-    assert "%" in found._repr_html_()
+    assert "attnresln_n" in repr(found.result)
+    assert "<img" in found.result._repr_html_()
 
 
 @pytest.mark.slow

@@ -7,9 +7,10 @@ import torch
 from transformers import BatchEncoding
 
 import normscope
-from normscope.api import decompose, observe
+from normscope.api import observe
 from normscope.errors import InputError
 from normscope.models.load.text_batches import batch_from_texts, is_single
+from tests.one_text import decompose
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
 
 FIRST, SECOND = "The cat sat on the mat.", ("A dog barked.", "Nobody heard it, of course.")

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from normscope.analyses.pairs import pairs_of
-from normscope.api import SimilarityTo, attribute, attribution_maps, decompose, load
+from normscope.api import SimilarityTo, attribute, attribution_maps, load
 from normscope.data.batching import Batch, collate, unpacked
 from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
@@ -29,6 +29,7 @@ from normscope.results.findings import Sentence
 from normscope.results.parts import about_words
 from normscope.results.result import Result
 from tests.end_to_end.shell import run_here
+from tests.one_text import decompose
 from tests.oracles import specimens
 from tests.oracles.specimens import Specimen
 from tests.oracles.words import WordSequence
@@ -343,7 +344,7 @@ def test_decompositions_and_attributions_of_words(saved_model):
     text = "The hippopotamus doesn't sing."
     tokens, words = (decompose(model, text, heads=True, feed_forward=True, level=level) for level in Level)
     assert words.tokens == words.key_tokens == ("[CLS]", "the", "hippopotamus", "doesn't", "sing", ".", "[SEP]")
-    assert words.words is None
+    assert words.map.query_words is None
     # Your own words.
     given = model.tokenizer("The hippopotamus does n't sing .".split(), is_split_into_words=True)
     own = decompose(model, given, level="word")
@@ -358,7 +359,7 @@ def test_decompositions_and_attributions_of_words(saved_model):
 
     torch.testing.assert_close(words.maps["attn_w"], merged(tokens.maps["attn_w"]))
     torch.testing.assert_close(words.head_maps["attn_w"], merged(tokens.head_maps["attn_w"]))
-    assert len(words.explorer().sentences[0].of_heads("attn_n")[0]) == words.head_maps["attn_w"].shape[1]
+    assert len(words.map.of_heads("attn_n")[0]) == words.head_maps["attn_w"].shape[1]
     scores = [attribute(model, text, SimilarityTo("A cat.", pooling="mean"), level=level) for level in Level]
     np.testing.assert_allclose(scores[1].scores, np.bincount(units, scores[0].scores))
     assert scores[1].tokens == words.tokens

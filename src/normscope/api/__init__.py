@@ -1,11 +1,11 @@
 """The Python interface: load or wrap a model, observe its blocks, decompose texts, run analyses, attribute outputs."""
 
 from normscope.api.analysing import run
-from normscope.api.attention_values import AttentionValues, attention
+from normscope.api.attention_values import attention
 from normscope.api.attributed_maps import AttributionMap, AttributionMaps, attribution_maps
 from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import Attribution, Attributions, load_attribution
-from normscope.api.decomposition import Decomposition, Decompositions, decompose
+from normscope.api.decomposition import decompose
 from normscope.api.models import DEFAULT_MODEL, load, observe, wrap
 from normscope.api.recording import record_attention
 from normscope.api.similarities import Similarities, Similarity, similarity
@@ -15,14 +15,11 @@ from normscope.api.training import Callback
 __all__ = [
     "DEFAULT_MODEL",
     "Answer",
-    "AttentionValues",
     "Attribution",
     "AttributionMap",
     "AttributionMaps",
     "Attributions",
     "Callback",
-    "Decomposition",
-    "Decompositions",
     "Label",
     "MaskedToken",
     "NextToken",

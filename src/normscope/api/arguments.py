@@ -28,7 +28,7 @@ from normscope.data.batching import Batch
 from normscope.data.options import DatasetOptions, Level
 from normscope.errors import InputError, printable
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.text_batches import batch_from_texts, describe_type, is_single
+from normscope.models.load.text_batches import Text, batch_from_texts, describe_type, is_single
 from normscope.models.options import DeviceOptions, ModelOptions
 from normscope.models.stored.stored_weights import number_format
 from normscope.reporting.options import FigureOptions
@@ -68,6 +68,9 @@ def _translated(message: str, arguments: Mapping[str, str]) -> str:
     message = re.sub(r"\banalysis\.\w+\.(\w+)", r"\1", message)
     return re.sub(r"=(true|false)\b", lambda value: f"={value[1].capitalize()}", message)
 
+
+Texts = Text | list[Text] | BatchEncoding
+"""A text, a list of texts, or what a tokenizer made of them."""
 
 Choice = TypeVar("Choice", bound=enum.StrEnum)
 

@@ -9,7 +9,7 @@ import numpy as np
 from normscope.api.attributed_maps import attribution_maps
 from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import Attribution
-from normscope.api.decomposition import Decomposition, decompose
+from normscope.api.decomposition import decompose
 from normscope.api.similarities import Embedded, compared_embeddings, embedded_text
 from normscope.data.options import Level
 from normscope.errors import InputError
@@ -20,6 +20,8 @@ from normscope.live.texts import Limit, Read, read, units_of
 from normscope.maths.choices import AttentionRule
 from normscope.models.load.loaded import LoadedModel
 from normscope.reporting.page.explorer import packed, pairs_payload, scaled
+from normscope.results.maps import TokenMap
+from normscope.results.result import Result
 from normscope.rounding import brief_share, counted, number, percentage
 
 _LARGEST = 1_500_000
@@ -72,11 +74,11 @@ class Answers:
         heads = model.layers * self.limit.tokens**2 * (7 + layout.heads) <= _LARGEST
         heads = heads and not (layout.is_gated or layout.heads_differ)
         decomposed = decompose(model, typed.given, heads=heads, level=str(level))
+        (maps,) = decomposed.maps
         if level is Level.token and model.causal:
-            turn.kept(("sink", side), lambda: _weight_of_first(decomposed))
+            turn.kept(("sink", side), lambda: _weight_of_first(maps))
         units = model.exclusively(lambda: units_of(model, typed, level))
-        maps = decomposed.token_map()
-        fits = 7 * decomposed.maps["attn_w"].numel() <= _LARGEST
+        fits = 7 * maps.maps["attn_w"].size <= _LARGEST
         if not fits:
             notes.append(f"{counted(len(maps.queries), str(level))} are too many for maps of all pairs on one page.")
         elif not heads:
@@ -84,7 +86,7 @@ class Answers:
         return {
             "text": typed.text,
             "notes": notes,
-            "tokens": decomposed.tokens,
+            "tokens": maps.queries,
             "places": units.places,
             "roles": units.roles,
             "layers": maps.layers,
@@ -151,7 +153,9 @@ class Answers:
             parts = _as_shares(parts)
 
         def weight_of_first() -> float:
-            return turn.kept(("sink", side), lambda: _weight_of_first(decompose(model, given, measures=["attn_w"])))
+            return turn.kept(
+                ("sink", side), lambda: _weight_of_first(*decompose(model, given, measures=["attn_w"]).maps)
+            )
 
         return answer | {
             "sum": _said_of_shares(parts) if callable(aim) else parts._sum,
@@ -259,10 +263,10 @@ def _said_of_shares(found: Attribution) -> str:
     return f"Along its own direction, {tokens} of the embedding comes from tokens and {biases} from biases{rest}."
 
 
-def _weight_of_first(decomposed: Decomposition) -> float:
+def _weight_of_first(maps: TokenMap) -> float:
     """The share of their attention weight that later tokens give to the first one; 0 if there are none."""
-    weights = decomposed.maps["attn_w"][:, 1:, 0]
-    return float(weights.mean()) if weights.numel() else 0.0
+    weights = maps.maps["attn_w"][:, 1:, 0]
+    return float(weights.mean()) if weights.size else 0.0
 
 
 def _said_of_sink(found: Attribution, weight_of_first: Callable[[], float]) -> str:
@@ -298,11 +302,14 @@ def _maps_up_to(
     return packed, []
 
 
-def _mixing(decomposed: Decomposition) -> dict[str, Any]:
+def _mixing(decomposed: Result) -> dict[str, Any]:
     """Mixing ratios by method, layer and token."""
+    by_method = dict(iter(decomposed.tables["ratios"].groupby("method", sort=False)))
     return {
-        "methods": [str(method) for method in decomposed.methods],
-        "ratios": [[_rounded(layer) for layer in method] for method in decomposed.ratios.numpy()],
+        "methods": list(by_method),
+        "ratios": [
+            [_rounded(layer["ratio"].to_numpy()) for _, layer in rows.groupby("layer")] for rows in by_method.values()
+        ],
     }
 
 

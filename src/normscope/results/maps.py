@@ -82,6 +82,9 @@ class TokenMap:
     known."""
     is_cross_attention: bool = False
     """Whether the keys belong to another sequence."""
+    query_places: tuple[int, ...] = ()
+    """The place in the text of each query (of a region, of its first token), counted from 0; empty if these are all tokens."""
+    key_places: tuple[int, ...] = ()
     query_words: tuple[int, ...] | None = None
     """The word that each query is part of, counted from 0; None if the tokenizer does not show words."""
     key_words: tuple[int, ...] | None = None
@@ -150,8 +153,8 @@ class TokenMap:
                 "value": np.stack([self.maps[measure][place] for measure in titles]),
             },
             measure=list(titles),
-            query=range(len(self.queries)),
-            key=range(len(self.keys)),
+            query=self.query_places or range(len(self.queries)),
+            key=self.key_places or range(len(self.keys)),
         )
         return WordMaps(table.assign(frame="none"), "measure", titles, caption)
 
@@ -172,8 +175,8 @@ class TokenMap:
             tokens | measures,
             head=np.arange(self.heads + 1, dtype=np.int32),
             layer=np.array(self.layers, dtype=np.int32),
-            query=np.arange(len(self.queries), dtype=np.int32),
-            key=np.arange(len(self.keys), dtype=np.int32),
+            query=np.array(self.query_places or range(len(self.queries)), dtype=np.int32),
+            key=np.array(self.key_places or range(len(self.keys)), dtype=np.int32),
         )
         return table[["layer", "head", "query", "key", *tokens, *measures]]
 
@@ -215,8 +218,9 @@ def _norms(text: TokenMap) -> np.ndarray:
 
 def _text(text: TokenMap) -> dict[str, Any]:
     """Everything about a text that is not a number."""
-    plain = ("title", "queries", "keys", "is_cross_attention", "layers", "unit", "query_words", "key_words")
-    return {name: getattr(text, name) for name in plain} | {
+    plain = ("title", "queries", "keys", "is_cross_attention", "layers", "unit")
+    places = ("query_places", "key_places", "query_words", "key_words")
+    return {name: getattr(text, name) for name in (*plain, *places)} | {
         "heads": text.heads,
         "in_double": any(values.dtype == np.float64 for values in text.maps.values()),
         "norms": text.norms is not None,
@@ -266,6 +270,8 @@ def _read(text: dict[str, Any], rows: pd.DataFrame) -> TokenMap:
         head_maps={str(name): of_heads(name) for name in text["head_maps"]},
         norms=of_heads(_NORMS)[:, :, 0] if text["norms"] else None,
         is_cross_attention=bool(text["is_cross_attention"]),
+        query_places=_whole(text.get("query_places")) or (),
+        key_places=_whole(text.get("key_places")) or (),
         query_words=_whole(text["query_words"]),
         key_words=_whole(text["key_words"]),
         tree=None if tree is None else _tree(tree),

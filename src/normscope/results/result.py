@@ -227,7 +227,7 @@ class Result:
                 ["", title(name), *(f"  {sentence}" for sentence in sentences)] if name else map(wrapped, sentences)
             )
             parts += [str(summary)] if summary is not None else []
-        parts += ["", *self.notes, f"tables: {', '.join(self.tables) or 'none'}"]
+        parts += ["", *map(wrapped, self.notes), f"tables: {', '.join(self.tables) or 'none'}"]
         parts += [f"figures: {', '.join(self.figures)}"] if self.figures else []
         return escaped("\n".join(parts), keep="\n")
 

@@ -98,8 +98,8 @@ def functions(stock: Stock) -> dict[str, tuple[Callable[..., Any], dict[str, Any
         "Answer": (_attribute(stock.causal, normscope.Answer), {"answer": None}),
         "MaskedToken": (_attribute(stock.masked, normscope.MaskedToken, "the [MASK] river"), {"token": None}),
         "SimilarityTo": (_attribute(stock.wrapped, normscope.SimilarityTo), {"text": OTHER, "pooling": "mean"}),
-        "Decomposition.figure": (decomposition.figure, {}),
-        "Decomposition.explorer.save": (decomposition.explorer().save, {"path": "map.html"}),
+        "Result.figure": (decomposition.figure, {}),
+        "Explorer.save": (decomposition.explorer().save, {"path": "map.html"}),
         "Picture.save": (picture.save, {"path": "picture.png"}),
     }
 

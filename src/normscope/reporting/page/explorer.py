@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from markupsafe import Markup
 
-from normscope.reporting.page.elements import environment, table
+from normscope.reporting.page.elements import environment
 from normscope.reporting.page.sections import Section, render
 from normscope.results.figures import TextPair, are_ranked
 from normscope.results.maps import MEASURES, SIGNED_MEASURES, TARGET_MEASURES, TokenMap
+from normscope.rounding import counted
 
 _NEGATIVE = 1 << 15
 """The bit of a code that stands for a minus sign."""
@@ -133,6 +133,44 @@ def pairs_payload(pairs: Iterable[TextPair]) -> list[dict[str, Any]]:
     ]
 
 
+_LARGEST = 1_500_000
+"""Values of token maps on a page that also shows other things, about 3 MB."""
+
+
+def within_limit(maps: Sequence[TokenMap]) -> tuple[list[TokenMap], list[str]]:
+    """Maps that fit on a page, and what they leave out: single heads, the last queries, and further texts."""
+    shown: list[TokenMap] = []
+    notes: list[str] = []
+    remaining = _LARGEST
+    for place, each in enumerate(maps, start=1):
+        if each.values > remaining and each.heads:
+            each = dataclasses.replace(each, head_maps={}, norms=None)
+            notes.append(f"Text {place} is shown without individual heads.")
+        if each.values > remaining:
+            kept = remaining * len(each.queries) // each.values
+            if not kept:
+                notes.append(f"{counted(len(maps) - len(shown), 'text does', 'texts do')} not fit on the page.")
+                break
+            notes.append(f"Only the first {kept:,} of {len(each.queries):,} queries of text {place} fit on the page.")
+            each = _first_queries(each, kept)
+        remaining -= each.values
+        shown.append(each)
+    return shown, notes
+
+
+def _first_queries(of: TokenMap, count: int) -> TokenMap:
+    """A map of the first queries alone."""
+    words = None if of.query_words is None else of.query_words[:count]
+    return dataclasses.replace(
+        of,
+        queries=of.queries[:count],
+        query_places=of.query_places[:count],
+        query_words=words,
+        maps={name: values[:, :count] for name, values in of.maps.items()},
+        head_maps={name: values[:, :, :count] for name, values in of.head_maps.items()},
+    )
+
+
 def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
     """The section of a page with the explorer, whose data is `payload(maps)`.
 
@@ -156,31 +194,6 @@ def explorer_page(maps: Sequence[TokenMap]) -> str:
 
 def _title(of: TokenMap) -> str:
     return f"{'Attribution' if of.of_targets else f'{of.unit.capitalize()} maps'}: {of.title}"
-
-
-def attention_page(
-    *,
-    title: str,
-    what: str,
-    strongest: Sequence[tuple[str, pd.DataFrame]],
-    token_map: TokenMap,
-    note: str,
-) -> str:
-    """What some tokens or regions of a text receive from others, as self-contained HTML.
-
-    Args:
-        title: The model and the text.
-        what: What is measured, and what means are taken over.
-        strongest: Some queries, each with its strongest keys.
-        token_map: The requested map.
-        note: What is left out of the page; may be empty.
-    """
-    lists = [
-        Section(f"query-{number}", f"What {query} receives", content=table(keys, f"The strongest keys of {query}"))
-        for number, (query, keys) in enumerate(strongest, start=1)
-    ]
-    explorer = explorer_section([token_map], f"{what} {note}")
-    return render(title, [explorer, *lists], explorer=payload([token_map], next(iter(token_map.maps)), alone=True))
 
 
 def place_of_pairs(pairs: Sequence[TextPair], name: str, identifier: str) -> Markup:
