@@ -1,5 +1,6 @@
 """The numbers of results of single texts as tests compare them, read from public members of `Result` alone."""
 
+import collections
 import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
@@ -139,3 +140,160 @@ def attention(*given, **options) -> "Attended | list[Attended]":
     if "sequence" not in result.table:
         return Attended(result)
     return [Attended(result, number) for number in result.table["sequence"].unique().tolist()]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Attributed:
+    """One target of what `attribute` has returned."""
+
+    result: Result
+    number: int | None = None
+
+    def _rows(self, name: str) -> pd.DataFrame | None:
+        return rows_of(self.result, name, self.number, "number") if name in self.result.tables else None
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        return rows_of(self.result, "scores", self.number, "number")
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        return tuple(self.table["token"])
+
+    @property
+    def scores(self) -> np.ndarray:
+        return self.table["value"].to_numpy()
+
+    @property
+    def sides(self) -> Mapping[str, int] | None:
+        """The number of tokens of each side, in order."""
+        return collections.Counter(self.table["side"]) if "side" in self.table else None
+
+    def _part(self, name: str) -> float:
+        return float(rows_of(self.result, "parts", self.number, "number")[name].item())
+
+    @property
+    def bias(self) -> float:
+        return self._part("bias")
+
+    @property
+    def remainder(self) -> float:
+        return self._part("remainder")
+
+    @property
+    def target(self) -> float:
+        return self._part("target")
+
+    @property
+    def error(self) -> float:
+        return self._part("error")
+
+    @property
+    def what(self) -> str:
+        return str(rows_of(self.result, "parts", self.number, "number")["what"].item())
+
+    @property
+    def sentence(self) -> str:
+        return str(self.result.sentences[self.number or 0])
+
+    @property
+    def said(self) -> str:
+        """The target with its value."""
+        return self.sentence.partition(" = tokens")[0]
+
+    @property
+    def spans(self) -> Mapping[str, float] | None:
+        rows = self._rows("spans")
+        return None if rows is None else dict(zip(rows["span"], rows["value"], strict=True))
+
+    @property
+    def matrix(self) -> pd.DataFrame | None:
+        """The score of each token (column) for each token of an answer (row)."""
+        rows = self._rows("matrix")
+        if rows is None:
+            return None
+        values = rows.pivot(index="answer_position", columns="position", values="value").to_numpy()
+        names = rows.drop_duplicates("answer_position")["answer_token"]
+        return pd.DataFrame(values, names.tolist(), rows.drop_duplicates("position")["token"].tolist())
+
+    @property
+    def effects(self) -> pd.DataFrame | None:
+        return self._rows("effects")
+
+    def strongest(self, count: int = 10) -> pd.DataFrame:
+        """The heads that add or take the most."""
+        rows = self._rows("heads")
+        assert rows is not None
+        return rows.head(count)
+
+
+def attribute(*given, **options) -> "Attributed | list[Attributed]":
+    """The numbers of `normscope.attribute`; a list of them for several texts or targets."""
+    result = normscope.attribute(*given, **options)
+    if "number" not in result.table:
+        return Attributed(result)
+    return [Attributed(result, number) for number in result.tables["parts"]["number"]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AttributionMap:
+    """The map of one method of what `attribution_maps` has returned."""
+
+    result: Result
+    method: str
+
+    @property
+    def map(self) -> TokenMap:
+        return self.result.maps[0]
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        return self.map.queries
+
+    @property
+    def source_tokens(self) -> tuple[str, ...] | None:
+        """Of a translation."""
+        return self.map.keys[: len(self.map.keys) - len(self.tokens)] if self.map.is_cross_attention else None
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        rows = self.result.table
+        return rows[rows["method"] == self.method].drop(columns="method").reset_index(drop=True)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(self.table["key_token"].iloc[: len(self.table) // len(self.tokens)])
+
+    @property
+    def total(self) -> np.ndarray:
+        """Output, source; the bias last, if there is one."""
+        return self.table["value"].to_numpy().reshape(len(self.tokens), -1)
+
+    @property
+    def shares(self) -> np.ndarray | None:
+        known = "share" in self.table and self.table["share"].notna().all()
+        return self.table["share"].to_numpy().reshape(len(self.tokens), -1) if known else None
+
+    @property
+    def cumulative(self) -> np.ndarray:
+        """Layer, output, source; the bias last, if there is one."""
+        values = self.map.maps[self.method]
+        if "bias" not in self.result.tables or self.method not in set(self.result.tables["bias"]["method"]):
+            return values
+        biases = self.result.tables["bias"]["value"].to_numpy().reshape(len(values), len(self.tokens), 1)
+        return np.concatenate([values, biases], axis=2)
+
+    @property
+    def layers(self) -> np.ndarray | None:
+        """The map of each layer by itself."""
+        rows = self.result.tables["layers"]
+        if rows.empty or self.method not in set(rows["method"]):
+            return None
+        values = rows[rows["method"] == self.method]["value"].to_numpy()
+        return values.reshape(len(self.map.layers), len(self.tokens), -1)
+
+
+def attribution_maps(*given, **options) -> dict[str, AttributionMap]:
+    """The numbers of `normscope.attribution_maps`, by method."""
+    result = normscope.attribution_maps(*given, **options)
+    return {method: AttributionMap(result, method) for method in result.maps[0].maps}

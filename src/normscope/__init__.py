@@ -5,7 +5,7 @@ import normscope
 
 model = normscope.load("google-bert/bert-base-uncased")
 normscope.decompose(model, "Attention is not only a weight.").table
-normscope.attribute(model, "A lovely film.", target=lambda hidden: hidden[0, 3]).scores
+normscope.attribute(model, "A lovely film.", target=lambda hidden: hidden[0, 3]).table
 for block in normscope.observe(model, ["one sentence", ("and", "a pair")]):
     print(block.layer, block.mixing_ratios)
 ```
@@ -23,10 +23,6 @@ from normscope.distribution import VERSION as __version__
 if TYPE_CHECKING:
     from normscope.api import (
         Answer,
-        Attribution,
-        AttributionMap,
-        AttributionMaps,
-        Attributions,
         Callback,
         Label,
         MaskedToken,
@@ -39,7 +35,6 @@ if TYPE_CHECKING:
         attribution_maps,
         decompose,
         load,
-        load_attribution,
         observe,
         record_attention,
         run,
@@ -54,10 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
-    "Attribution",
-    "AttributionMap",
-    "AttributionMaps",
-    "Attributions",
     "Callback",
     "Label",
     "LivePage",
@@ -75,7 +66,6 @@ __all__ = [
     "decompose",
     "explore",
     "load",
-    "load_attribution",
     "observe",
     "page",
     "read",

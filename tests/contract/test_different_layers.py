@@ -18,7 +18,7 @@ from normscope.models.observe.observer import Observer
 from normscope.models.prove.verification import verify
 from normscope.running.options import run_options
 from normscope.running.pipeline import analyse
-from tests.one_text import decompose
+from tests.one_text import attribute, decompose
 from tests.tiny import FAMILY_CONFIGS, changed_sites, tiny_model, token_batch
 from tests.treebank import TREEBANK
 from tests.varied_layers import VARIED, varied
@@ -78,7 +78,7 @@ def test_whole_layers_are_followed(name):
     """Scores, biases and what every layer's heads and network add make up a scalar of the last vectors."""
     model = wrapped(name)
     target = lambda hidden: hidden[-1, 3]  # noqa: E731
-    found = normscope.attribute(model, TEXTS[0], target, by=["layer", "head"])
+    found = attribute(model, TEXTS[0], target, by=["layer", "head"])
     assert found.target == pytest.approx(float(varied(name)(IDS[:1])[0, -1, 3]), rel=1e-6)
     assert found.scores.sum() + found.bias + found.remainder == pytest.approx(found.target, rel=1e-9)
     assert abs(found.remainder) < 1e-9
@@ -87,8 +87,8 @@ def test_whole_layers_are_followed(name):
     assert of_heads.groupby("layer")["head"].max().to_dict() == counts
     assert of_heads["value"].notna().all()
     assert list(found.strongest(3).columns) == ["layer", "head", "value"]
-    found.figure("heads")
-    found.explorer()
+    found.result.figure("heads")
+    found.result.explorer()
     assert model.layers_verification.error < 1e-10
 
 

@@ -27,7 +27,6 @@ from transformers import (
 )
 
 import normscope
-from normscope.api.attribution import Attribution
 from normscope.cli.command_line import text_of
 from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
@@ -40,7 +39,7 @@ from normscope.errors import InputError
 from normscope.live.predictions import prediction_of
 from normscope.models.load.predictor import token_number
 from normscope.models.load.text_batches import batch_from_texts, places_of_tokens, say_once
-from tests.one_text import attention, decompose
+from tests.one_text import attention, attribute, decompose
 from tests.tiny import saved_with_head
 
 WORDS = ("the", "capital", "of", "is", "island", "Paris", "yes", "no")
@@ -111,23 +110,23 @@ def log_probability(whole, tokenizer, text, answer):
 def test_an_answer_is_read_together_with_its_text(causal, answer):
     whole, tokenizer, model = causal
     text = "the capital is"
-    found = normscope.attribute(model, text, normscope.Answer(answer, measure="log_probability"))
+    found = attribute(model, text, normscope.Answer(answer, measure="log_probability"))
     assert found.target == pytest.approx(
         log_probability(whole, tokenizer, text, answer), rel=1e-6
     )  # norms are in float32
     # Behind token ids, whose text is not known, the answer has the same tokens.
     ids = tokenizer(text)["input_ids"]
-    behind = normscope.attribute(model, ids, normscope.Answer(answer, measure="log_probability"))
+    behind = attribute(model, ids, normscope.Answer(answer, measure="log_probability"))
     assert behind.target == pytest.approx(found.target)
-    against = normscope.attribute(model, text, normscope.Answer(answer), against=" no")
-    alone = [normscope.attribute(model, text, normscope.Answer(each)).target for each in (answer, " no")]
+    against = attribute(model, text, normscope.Answer(answer), against=" no")
+    alone = [attribute(model, text, normscope.Answer(each)).target for each in (answer, " no")]
     assert against.target == pytest.approx(alone[0] - alone[1])
 
 
 def test_an_answer_that_would_change_the_texts_last_token_is_read_behind_it(causal, caplog):
     _, tokenizer, model = causal
     say_once.cache_clear()
-    found = normscope.attribute(model, "the capital is ", normscope.Answer("Paris", matrix=True))
+    found = attribute(model, "the capital is ", normscope.Answer("Paris", matrix=True))
     prompt = tokenizer("the capital is ")["input_ids"]
     assert [*tokenizer.convert_tokens_to_ids(list(found.tokens[: len(prompt)]))] == prompt
     assert "the text before it ends with none" in caplog.text
@@ -170,7 +169,7 @@ def test_an_analysis_joins_an_answer_as_answer_does(causal):
     _, _, model = causal
     encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0))
     sequence, count = encoder.answered(Example("the capital", "is Paris"))
-    found = normscope.attribute(model, "the capital", normscope.Answer(" is Paris"))
+    found = attribute(model, "the capital", normscope.Answer(" is Paris"))
     assert found.sides["answer"] + 1 == count
     assert found.tokens == tuple(TokenTexts(model.tokenizer).of(sequence.input_ids[:-1]))
 
@@ -213,7 +212,7 @@ def test_a_span_is_the_tokens_whose_characters_lie_in_it(causal, start, end):
     inside = [place is not None and start <= place[1] < place[2] <= end for place in places]
     found = attention(model, TEXT, queries="last", keys={"span": (start, end)}, reduce="mean")
     np.testing.assert_allclose(found.values[:, 0, 0], weights[:, inside].sum(axis=1), rtol=1e-6)
-    one = normscope.attribute(model, TEXT, normscope.NextToken(5), spans={"span": (start, end)})
+    one = attribute(model, TEXT, normscope.NextToken(5), spans={"span": (start, end)})
     assert one.spans["span"] == pytest.approx(one.scores[inside].sum())
 
 
@@ -227,8 +226,8 @@ def test_white_space_is_part_of_no_word(causal):
             words.values[:, 0, words.keys.index(word)], weights[:, inside].sum(axis=1), rtol=1e-6
         )
     assert words.values.sum(axis=-1) == pytest.approx(1)
-    by_word = normscope.attribute(model, TEXT, normscope.NextToken(5), level="word")
-    by_token = normscope.attribute(model, TEXT, normscope.NextToken(5))
+    by_word = attribute(model, TEXT, normscope.NextToken(5), level="word")
+    by_token = attribute(model, TEXT, normscope.NextToken(5))
     inside = [place is not None and 2 <= place[1] < place[2] <= 3 for place in places]
     assert by_word.scores[by_word.tokens.index("b")] == pytest.approx(by_token.scores[inside].sum())
 
@@ -297,8 +296,7 @@ def test_a_reranker_reads_its_own_template(kind, folder_of_reranker, tmp_path):
     score = float(encoder.predict([PAIR], activation_fn=nn.Identity())[0])
     encoder.save_pretrained(str(tmp_path))
     for model in (normscope.wrap(encoder), normscope.load(str(tmp_path), device="cpu")):
-        found = normscope.attribute(model, PAIR, normscope.NextToken("yes"), against="no")
-        assert isinstance(found, Attribution)
+        found = attribute(model, PAIR, normscope.NextToken("yes"), against="no")
         assert found.target == pytest.approx(score, rel=1e-4)
         expected = encoder.preprocess([PAIR], prompt=model.rule.prompt or None)["input_ids"]
         places = places_of_tokens(model, PAIR, expected[0].tolist())
@@ -320,13 +318,13 @@ def test_a_prompt_stands_before_the_first_text_of_a_pair(tokenizer, tmp_path):
     encoder.eval()
     model = normscope.wrap(encoder)
     logits = encoder.predict([PAIR], activation_fn=nn.Identity())[0]
-    found = normscope.attribute(model, PAIR, normscope.Label(0))
+    found = attribute(model, PAIR, normscope.Label(0))
     assert found.target == pytest.approx(float(np.ravel(logits)[0]), rel=1e-4)
     first = [at for at, token in enumerate(found.tokens) if token in ("the", "capital")]
     assert found.spans["first text"] == pytest.approx(found.scores[first].sum(), abs=1e-7)
     encoder.default_prompt_name = None
     with pytest.raises(InputError, match="settings or those of its tokenizer changed; wrap it again"):
-        normscope.attribute(model, PAIR, normscope.Label(0))
+        attribute(model, PAIR, normscope.Label(0))
 
 
 def test_a_rule_that_is_not_known_is_refused(folder_of_reranker):
@@ -367,11 +365,11 @@ def test_an_answer_says_what_it_does_not_obey(caplog):
     whole = llama(tokenizer)
     model = normscope.wrap(whole, tokenizer)
     say_once.cache_clear()
-    normscope.attribute(model, "the capital", normscope.Answer(tokens=2))
+    attribute(model, "the capital", normscope.Answer(tokens=2))
     assert "generation config" not in caplog.text
     config = model.next_token_head.generation_config
     config.do_sample, config.temperature, config.repetition_penalty, config.top_p = True, 0.6, 1.3, 1.0
-    normscope.attribute(model, "the capital", normscope.Answer(tokens=2))
+    attribute(model, "the capital", normscope.Answer(tokens=2))
     assert (
         "without do_sample=True, temperature=0.6, top_p=1.0, repetition_penalty=1.3 of LlamaForCausalLM's"
         in caplog.text
@@ -383,7 +381,7 @@ def test_a_masked_token_needs_a_mask_token(causal):
     sizes = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = normscope.wrap(BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **sizes)).eval(), tokenizer)
     with pytest.raises(InputError, match="MaskedToken: the tokenizer of .* has no mask token"):
-        normscope.attribute(model, "the capital", normscope.MaskedToken())
+        attribute(model, "the capital", normscope.MaskedToken())
     assert prediction_of(model, "the capital").what == "embedding"
 
 
@@ -467,7 +465,7 @@ def test_the_default_prompt_of_an_encoder_is_read_through_every_door(pooled, tok
     first, second = encoder.encode(list(PAIR), normalize_embeddings=True)
     expected = tokenizer.convert_ids_to_tokens(encoder.preprocess([f"Judge: {PAIR[0]}"])["input_ids"][0].tolist())
     for model in (normscope.wrap(encoder), normscope.load(tmp_path / "saved", device="cpu")):
-        found = normscope.attribute(model, PAIR[0], normscope.SimilarityTo(PAIR[1]))
+        found = attribute(model, PAIR[0], normscope.SimilarityTo(PAIR[1]))
         assert found.target == pytest.approx(float(first @ second), rel=1e-4)
         assert normscope.similarity(model, *PAIR).value == pytest.approx(found.target, rel=1e-4)
         assert list(found.tokens) == list(decompose(model, PAIR[0]).tokens) == expected
@@ -477,7 +475,7 @@ def test_the_default_prompt_of_an_encoder_is_read_through_every_door(pooled, tok
         # Tokens are read as they are given, with the prompt or without it.
         for prompt in ("Judge: ", ""):
             given = tokenizer(prompt + PAIR[0], return_tensors="pt")
-            one = normscope.attribute(model, given, normscope.SimilarityTo(PAIR[1]))
+            one = attribute(model, given, normscope.SimilarityTo(PAIR[1]))
             vector = encoder.encode(PAIR[0], prompt=prompt, normalize_embeddings=True)
             assert one.target == pytest.approx(float(vector @ second), rel=1e-4)
 
@@ -487,7 +485,7 @@ def test_every_setting_that_changes_an_answer_is_named(causal, setting, caplog, 
     whole, tokenizer, _ = causal
     monkeypatch.setattr(whole, "generation_config", GenerationConfig(eos_token_id=2, **setting))
     say_once.cache_clear()
-    normscope.attribute(normscope.wrap(whole, tokenizer), "the capital", normscope.Answer(tokens=2))
+    attribute(normscope.wrap(whole, tokenizer), "the capital", normscope.Answer(tokens=2))
     assert f"without {next(iter(setting))}=" in caplog.text
 
 
@@ -497,7 +495,7 @@ def test_what_only_sampling_reads_is_named_if_the_model_samples(causal, samples,
     settings = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "epsilon_cutoff": 0.01}
     monkeypatch.setattr(whole, "generation_config", GenerationConfig(eos_token_id=2, do_sample=samples, **settings))
     say_once.cache_clear()
-    normscope.attribute(normscope.wrap(whole, tokenizer), "the capital", normscope.Answer(tokens=2))
+    attribute(normscope.wrap(whole, tokenizer), "the capital", normscope.Answer(tokens=2))
     assert [f"{name}=" in caplog.text for name in settings] == [samples] * len(settings)
 
 

@@ -17,7 +17,7 @@ from normscope.models.prove.verification import verify
 from normscope.models.sites.block_modules import bind_blocks
 from tests import own_models
 from tests.contract.test_skipped_layers import compare
-from tests.one_text import decompose
+from tests.one_text import attribute, attribution_maps, decompose
 from tests.own_models import MODELS
 from tests.tiny import changed_sites
 
@@ -86,9 +86,9 @@ def test_whole_models_are_followed(own):
     name, wrapped = own
     if name.startswith("attention-only"):
         with pytest.raises(InputError, match="no feed-forward network"):
-            normscope.attribution_maps(wrapped, TEXTS[0])
+            attribution_maps(wrapped, TEXTS[0])
         return
-    maps = normscope.attribution_maps(wrapped, TEXTS[0])
+    maps = attribution_maps(wrapped, TEXTS[0])
     gated = {"decompx", "rollout"}
     assert maps.keys() >= (gated if name.startswith("gated") else gated | {"alti", "norm_rollout"})
 
@@ -134,7 +134,7 @@ def test_vectors_that_the_model_changes_in_place_are_kept():
     wrapped = [normscope.wrap(built(name)) for name in ("layers-as-pairs", "pairs-in-place")]
     one, other = (decompose(model, TEXTS[0]) for model in wrapped)
     torch.testing.assert_close(one.maps["attn_n"], other.maps["attn_n"])
-    maps = [normscope.attribution_maps(model, TEXTS[0]) for model in wrapped]
+    maps = [attribution_maps(model, TEXTS[0]) for model in wrapped]
     for method, expected in maps[0].items():
         np.testing.assert_allclose(maps[1][method].total, expected.total, atol=1e-12)
 
@@ -219,7 +219,7 @@ def test_modules_may_take_and_return_the_axis_of_tokens_first():
         )
         torch.testing.assert_close(tutorial.decoder(hidden[own_models.L]).transpose(0, 1), tutorial.eval()(ids.T))
     assert got.tokens == tuple(map(str, TEXTS[0]))
-    assert normscope.attribution_maps(wrapped, TEXTS[0])["decompx"] is not None
+    assert attribution_maps(wrapped, TEXTS[0])["decompx"] is not None
 
 
 @pytest.mark.slow
@@ -568,9 +568,9 @@ def test_targets_read_the_vectors_that_a_module_returns(how):
         seen.append(hidden.detach())
         return hidden[2, 3] + hidden[0, 1]
 
-    found = normscope.attribute(model, texts[0], target)
+    found = attribute(model, texts[0], target)
     torch.testing.assert_close(seen[0], returned[0], rtol=1e-7, atol=1e-7)
-    similar = normscope.attribute(model, texts[0], normscope.SimilarityTo(texts[1], pooling="mean"))
+    similar = attribute(model, texts[0], normscope.SimilarityTo(texts[1], pooling="mean"))
     cosine = torch.cosine_similarity(*(vectors.mean(dim=0) for vectors in returned), dim=0)
     for each, expected in ((found, returned[0][2, 3] + returned[0][0, 1]), (similar, cosine)):
         assert each.target == pytest.approx(float(expected), rel=1e-6)

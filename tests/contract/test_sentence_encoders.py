@@ -26,6 +26,7 @@ from normscope.errors import InputError
 from normscope.maths import choices
 from normscope.maths.embedder import Embedder
 from normscope.models.stored.embedder_files import _Module, _parts
+from tests.one_text import attribute
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 A, B = "the old bridge was closed for repairs", "a crossing that nobody could use in spring"
@@ -133,7 +134,7 @@ def test_the_parts_add_up_to_the_similarity_of_the_library(folders, family, kind
     tokens, constant = found.matrix[:-1, :-1].sum(), found.matrix[-1].sum() + found.matrix[:-1, -1].sum()
     assert tokens + constant == pytest.approx(expected, rel=1e-6, abs=1e-6)
     assert found.function == str(encoder.similarity_fn_name)
-    attributed = normscope.attribute(model, A, normscope.SimilarityTo(B), by="layer")
+    attributed = attribute(model, A, normscope.SimilarityTo(B), by="layer")
     cosine = torch.nn.functional.cosine_similarity(*encoder.encode([A, B], convert_to_tensor=True), dim=0)
     assert attributed.target == pytest.approx(float(cosine), rel=1e-6, abs=1e-6)
     assert abs(attributed.remainder) < 1e-6 * (abs(attributed.scores).sum() + abs(attributed.bias))
@@ -299,7 +300,7 @@ def test_prompts_are_chosen_by_name_or_text(folder):
 def test_attribution_to_a_similarity_follows_the_projections(folder):
     encoder = encoder_of(folder, "two projections")
     model = normscope.wrap(encoder)
-    found = normscope.attribute(model, A, normscope.SimilarityTo(B))
+    found = attribute(model, A, normscope.SimilarityTo(B))
     assert found.target == pytest.approx(float(encoder.similarity(*encoder.encode([A, B]))[0, 0]), rel=1e-4, abs=1e-5)
     by_pairs = normscope.similarity(model, A, B).matrix.sum(axis=1)
     # The second projection has constants of its own, which belong to no token.
@@ -432,7 +433,7 @@ def test_a_cross_encoder_says_which_words_of_query_and_document_made_its_score(c
     encoder, place = cross_encoder
     scores = encoder.predict([(A, document) for document in DOCUMENTS[:2]], activation_fn=nn.Identity())
     for model in (normscope.wrap(encoder), normscope.load(str(place))):
-        found = normscope.attribute(model, [(A, document) for document in DOCUMENTS[:2]], normscope.Label(0))
+        found = attribute(model, [(A, document) for document in DOCUMENTS[:2]], normscope.Label(0))
         for one, score in zip(found, scores, strict=True):
             assert one.target == pytest.approx(float(score), rel=1e-4)
             parts = sum(one.spans.values()) + one.bias + one.remainder
@@ -519,7 +520,7 @@ def test_late_interaction_that_cannot_be_split_is_one_line(folder, tokenizer):
     with pytest.raises(InputError, match="expected a document with at least one token that .* compares, got none"):
         normscope.similarity(model, A, B)
     with pytest.raises(InputError, match="keeps a vector for each token .late interaction., expected one embedding"):
-        normscope.attribute(model, A, normscope.SimilarityTo(B))
+        attribute(model, A, normscope.SimilarityTo(B))
     with pytest.raises(InputError, match="keeps a vector for each token"):
         normscope.run("similarity", model=model, texts=[(A, B)])
     assert normscope.similarity(model, A, B, pooling="mean").function == "cosine"
@@ -579,12 +580,12 @@ def test_a_cross_encoder_says_why_a_document_is_ranked_over_another(cross_encode
     over, under = DOCUMENTS[2], DOCUMENTS[0]
     high, low = encoder.predict([(A, over), (A, under)], activation_fn=nn.Identity())
     model = normscope.load(str(place))
-    found = normscope.attribute(model, (A, over), normscope.Label(), against=(A, under))
+    found = attribute(model, (A, over), normscope.Label(), against=(A, under))
     assert found.target == pytest.approx(float(high - low), rel=1e-4, abs=1e-5)
     assert found.scores.sum() + found.bias + found.remainder == pytest.approx(found.target, abs=1e-5)
     lengths = [len(model.tokenizer(A, document)["input_ids"]) for document in (over, under)]
     assert dict(found.sides) == {"pair": lengths[0], "against": lengths[1]}
-    first, second = (normscope.attribute(model, (A, document), 0) for document in (over, under))
+    first, second = (attribute(model, (A, document), 0) for document in (over, under))
     assert [*found.scores] == pytest.approx([*first.scores, *-second.scores], abs=1e-6)
     assert found.spans == pytest.approx(
         {
@@ -596,10 +597,10 @@ def test_a_cross_encoder_says_why_a_document_is_ranked_over_another(cross_encode
         abs=1e-6,
     )
     assert set(found.table["side"]) == {"pair", "against"}
-    assert found.figure().description is not None
-    found.explorer()
-    assert "minus that of the other pair" in repr(found)
-    other_query = normscope.attribute(model, (A, over), normscope.Label(0), against=("other", over))
+    assert found.result.figure().description is not None
+    found.result.explorer()
+    assert "minus that of the other pair" in found.what
+    other_query = attribute(model, (A, over), normscope.Label(0), against=("other", over))
     assert {*other_query.spans} == {"rest", "first text", "second text", "first text of the other"}
 
 
@@ -618,4 +619,4 @@ def test_a_cross_encoder_says_why_a_document_is_ranked_over_another(cross_encode
 def test_a_difference_of_pairs_that_is_not_defined_is_one_line(cross_encoder, arguments, message):
     given = {"text": (A, B), "target": normscope.Label(0), "against": (A, A)} | arguments
     with pytest.raises(InputError, match=message):
-        normscope.attribute(normscope.load(str(cross_encoder[1])), **given)
+        attribute(normscope.load(str(cross_encoder[1])), **given)

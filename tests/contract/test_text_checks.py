@@ -19,6 +19,7 @@ from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.observer import Observer
 from normscope.models.observe.text_check import Check
 from normscope.models.prove.verification import verify
+from tests.one_text import attribute
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model
 
 Trigger = Callable[[Tensor], Tensor | float | None]
@@ -290,7 +291,7 @@ def test_attributions_follow_what_the_model_does_with_the_text_itself(monkeypatc
     model = own_model(monkeypatch, sabotage, long)
     wrapped = normscope.wrap(model)
     for ids in (SHORT, LONG):
-        result = normscope.attribute(wrapped, ids, lambda hidden: hidden[-1, 0])
+        result = attribute(wrapped, ids, lambda hidden: hidden[-1, 0])
         expected = float(model(input_ids=torch.tensor([ids])).last_hidden_state[0, -1, 0])
         assert result.target == pytest.approx(expected, rel=1e-6)  # a norm rounds to float32
         assert result.scores.sum() + result.bias + result.remainder == pytest.approx(result.target, rel=1e-9)
@@ -301,6 +302,6 @@ def test_attributions_follow_what_the_model_does_with_the_text_itself(monkeypatc
 def test_an_activation_that_changes_with_the_text_is_refused_where_a_network_is_gated_by_it(monkeypatch):
     wrapped = normscope.wrap(own_model(monkeypatch, scaled_activation, long))
     target = lambda hidden: hidden[-1, 0]  # noqa: E731
-    normscope.attribute(wrapped, SHORT, target)
+    attribute(wrapped, SHORT, target)
     with pytest.raises(InputError, match=r"cannot be attributed: .* mul in .*mlp.* is not linear"):
-        normscope.attribute(wrapped, LONG, target)
+        attribute(wrapped, LONG, target)

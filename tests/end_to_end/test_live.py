@@ -25,7 +25,7 @@ from normscope.rounding import number as written
 from tests.end_to_end.browser import needs_browser
 from tests.end_to_end.shell import run_here, start
 from tests.end_to_end.tabs import browsing
-from tests.one_text import decompose
+from tests.one_text import attribute, decompose
 from tests.tiny import saved_with_head, sentence_encoder, with_chat_template
 
 TEXT = "The old bridge was closed, so we crossed the river."
@@ -250,7 +250,7 @@ def test_a_prediction_is_clicked_and_a_head_is_shown(tab, models):
     tab.click(".answers .answer", 1)
     tab.until("document.querySelectorAll('.answers .answer')[1].getAttribute('aria-pressed') === 'true'")
     second = tab.run("document.querySelectorAll('.answers .answer')[1].textContent")
-    expected = normscope.attribute(model, TEXT, normscope.NextToken(second))
+    expected = attribute(model, TEXT, normscope.NextToken(second))
     titles = tab.run("[...document.querySelectorAll('.tokens [data-at]')].map((each) => each.title)")
     shown = [float(title.removeprefix("adds ").replace("−", "-").replace("×10⁻⁴", "e-4")) for title in titles]
     assert shown == pytest.approx(list(expected.scores), rel=6e-3, abs=1e-3)

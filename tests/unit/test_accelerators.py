@@ -29,7 +29,7 @@ from tests.end_to_end.shell import run_once
 from tests.golden.commands import commands
 from tests.golden.make import FOLDER
 from tests.golden.results import differences, published
-from tests.one_text import attention, decompose
+from tests.one_text import attention, attribute, attribution_maps, decompose
 from tests.tiny import FAMILY_CONFIGS
 from tests.unit.test_attention import MASKS, REAL, SCALE, explicit
 
@@ -230,7 +230,7 @@ REGIONS = [slice(0, 3), slice(3, 8)]
 def scored(model, _dtype):
     for weights in ("held", "through"):
         for target in (normscope.NextToken(7), normscope.Answer([7, 8, 9])):
-            attribution = normscope.attribute(model, IDS, target, attention=weights)
+            attribution = attribute(model, IDS, target, attention=weights)
             yield attribution.scores
             yield [attribution.target]
 
@@ -253,7 +253,7 @@ def compared(model, _dtype):
 
 
 def chained(model, _dtype):
-    for method in normscope.attribution_maps(model, IDS).values():
+    for method in attribution_maps(model, IDS).values():
         yield method.total
 
 

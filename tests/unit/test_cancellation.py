@@ -5,7 +5,7 @@ import torch
 
 import normscope
 from normscope.models.sites.layer_hooks import cancelled_by
-from tests.one_text import decompose
+from tests.one_text import attribute, attribution_maps, decompose
 from tests.tiny import sentence_encoder
 
 TEXT = "The old bridge was closed, so we crossed the river."
@@ -25,10 +25,10 @@ def model(saved_model, tmp_path_factory):
 CALLS = {
     "decompose": (lambda model: decompose(model, TEXT), 3),
     "words": (lambda model: decompose(model, TEXT, level="word"), 3),
-    "attribute": (lambda model: normscope.attribute(model, TEXT, lambda hidden: hidden[0, 0]), 3),
-    "heads": (lambda model: normscope.attribute(model, TEXT, lambda hidden: hidden[0, 0], by=["layer", "head"]), 3),
-    "alti": (lambda model: normscope.attribution_maps(model, TEXT, ["alti"]), 3),
-    "decompx": (lambda model: normscope.attribution_maps(model, TEXT, ["decompx"]), 3),
+    "attribute": (lambda model: attribute(model, TEXT, lambda hidden: hidden[0, 0]), 3),
+    "heads": (lambda model: attribute(model, TEXT, lambda hidden: hidden[0, 0], by=["layer", "head"]), 3),
+    "alti": (lambda model: attribution_maps(model, TEXT, ["alti"]), 3),
+    "decompx": (lambda model: attribution_maps(model, TEXT, ["decompx"]), 3),
     "similarity": (lambda model: normscope.similarity(model, TEXT, "We swam."), 6),
 }
 

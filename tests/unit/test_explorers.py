@@ -18,7 +18,7 @@ from normscope.results import pictures
 from normscope.results.maps import pairs_table
 from normscope.rounding import number
 from tests.end_to_end.browser import needs_browser, opened
-from tests.one_text import decompose
+from tests.one_text import attribute, attribution_maps, decompose
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS
 from tests.unit.test_explorer import unpacked
 
@@ -95,8 +95,9 @@ METHODS = ["rollout", "alti", "decompx"]
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("level", ["token", "word"])
 def test_maps_through_all_layers_have_an_explorer(model, level):
-    maps = normscope.attribution_maps(model, TEXT, METHODS, level=level)
-    (sentence,) = maps.explorer().maps
+    maps = attribution_maps(model, TEXT, METHODS, level=level)
+    explorer = maps["alti"].result.explorer()
+    (sentence,) = explorer.maps
     pairs = pairs_table([sentence])
     assert list(pairs.columns)[-len(METHODS) - 1 :] == [*METHODS, "sentence"]
     tokens = len(maps["alti"].tokens)
@@ -104,11 +105,7 @@ def test_maps_through_all_layers_have_an_explorer(model, level):
     for method in METHODS:
         expected = maps[method].cumulative[:, :, :tokens].ravel()
         np.testing.assert_allclose(pairs[method], expected, rtol=1e-5, atol=1e-7)  # float32
-    assert list(data_of(maps.explorer().page)["sentences"][0]["maps"]) == list(maps)
-    assert [*data_of(maps["alti"].explorer().page)["sentences"][0]["maps"]] == ["alti"]
-    assert maps["alti"]._repr_html_() in maps._repr_html_()
-    with pytest.raises(InputError, match="explorer: expected at least one map"):
-        type(maps)().explorer()
+    assert list(data_of(explorer.page)["sentences"][0]["maps"]) == list(maps)
 
 
 @pytest.mark.slow
@@ -116,8 +113,8 @@ def test_maps_of_a_translation_have_an_explorer(tokenizer):
     torch.manual_seed(0)
     config = AutoConfig.for_model(**STACK_CONFIGS["bart"] | {"vocab_size": len(tokenizer)})
     model = normscope.wrap(AutoModel.from_config(config), tokenizer, stack="cross")
-    found = normscope.attribution_maps(model, ("The cat sat on the mat.", "A dog."))
-    (sentence,) = data_of(found.explorer().page)["sentences"]
+    found = attribution_maps(model, ("The cat sat on the mat.", "A dog."))
+    (sentence,) = data_of(found["alti"].result.explorer().page)["sentences"]
     assert sentence["is_cross_attention"]
     assert sentence["keys"] == list(found["alti"].sources)
 
@@ -125,15 +122,15 @@ def test_maps_of_a_translation_have_an_explorer(tokenizer):
 @pytest.mark.slow
 @needs_browser
 def test_the_page_of_maps_draws_what_they_say(model, tmp_path):
-    maps = normscope.attribution_maps(model, TEXT, METHODS)
+    maps = attribution_maps(model, TEXT, METHODS)
     for method in METHODS:
-        maps[method].explorer().save(tmp_path / "map.html")
+        normscope.attribution_maps(model, TEXT, method).explorer().save(tmp_path / "map.html")
         shown, console = opened(tmp_path / "map.html")
         assert console == []
         seen = re.sub("<[^>]+>", "", re.search(r'class="lists">(.+?)</div>', shown, re.DOTALL)[1])
         row = maps[method].total[1, : len(maps[method].tokens)]
         assert seen.startswith(f"“{maps[method].tokens[1]}” receives from{maps[method].tokens[row.argmax()]}"), method
-    maps.explorer().save(tmp_path / "maps.html")
+    maps["alti"].result.explorer().save(tmp_path / "maps.html")
     shown, _ = opened(tmp_path / "maps.html")
     measures = re.search(r'<select[^>]*name="measure".+?</select>', shown, re.DOTALL)[0]
     assert re.findall(r'value="(\w+)"', measures) == METHODS
@@ -159,11 +156,11 @@ def assert_on_page(map_, page):
 def test_an_attributions_page_has_its_scores_and_effects(causal, direct):
     by = ["layer", "head", "token"]
     targets = [normscope.NextToken("cat"), normscope.NextToken("mat", position=2)]
-    found = normscope.attribute(causal, TEXT, targets, against="dog", by=by, direct=direct)
-    scores, layers, *heads = data_of(found.explorer().page)["sentences"]
+    found = attribute(causal, TEXT, targets, against="dog", by=by, direct=direct)
+    scores, layers, *heads = data_of(found[0].result.explorer().page)["sentences"]
     tokens = list(found[0].tokens)
     assert [scores["keys"], layers["keys"]] == [tokens, tokens]
-    assert scores["queries"] == layers["queries"] == [each._said for each in found]
+    assert scores["queries"] == layers["queries"] == [each.said for each in found]
     assert (scores["layers"], layers["layers"], len(heads)) == ([0], [1, 2, 3], 2)
     assert_on_page([[each.scores for each in found]], scores["maps"]["token_score"])
     rows, single, networks = [
@@ -195,8 +192,8 @@ def test_an_attributions_page_has_its_scores_and_effects(causal, direct):
 
 
 def test_effects_of_all_layers_together_are_beside_the_scores(causal):
-    found = normscope.attribute(causal, TEXT, normscope.NextToken("cat"), by=["head", "token"], direct=True)
-    (only,) = data_of(found.explorer().page)["sentences"]
+    found = attribute(causal, TEXT, normscope.NextToken("cat"), by=["head", "token"], direct=True)
+    (only,) = data_of(found.result.explorer().page)["sentences"]
     assert [*only["maps"]] == ["token_score", "attention", "network", "embeddings"]
     for part in ("attention", "network", "embeddings"):
         of_part = found.effects[found.effects["part"] == part].groupby("position")["value"].sum()
@@ -207,8 +204,8 @@ def test_effects_of_all_layers_together_are_beside_the_scores(causal):
 
 def test_an_answers_page_has_its_matrix_and_spans(causal):
     answer = normscope.Answer("the mat", matrix=True)
-    found = normscope.attribute(causal, "The cat sat.", answer, against="a dog", spans={"cat": (4, 7)})
-    scores, matrix, spans = data_of(found.explorer().page)["sentences"]
+    found = attribute(causal, "The cat sat.", answer, against="a dog", spans={"cat": (4, 7)})
+    scores, matrix, spans = data_of(found.result.explorer().page)["sentences"]
     assert_on_page([[found.scores]], scores["maps"]["token_score"])
     assert (matrix["queries"], matrix["keys"]) == (list(found.matrix.index), list(found.matrix))
     assert_on_page([found.matrix], matrix["maps"]["token_score"])
@@ -217,28 +214,27 @@ def test_an_answers_page_has_its_matrix_and_spans(causal):
 
 
 def test_several_texts_have_a_map_each(causal):
-    found = normscope.attribute(causal, ["The cat sat.", "A dog."], normscope.NextToken())
-    page = found.explorer().page
+    found = attribute(causal, ["The cat sat.", "A dog."], normscope.NextToken())
+    explorer = found[0].result.explorer()
+    page = explorer.page
     assert [each["keys"] for each in data_of(page)["sentences"]] == [list(each.tokens) for each in found]
     assert "<title>Attribution: " in page
-    assert repr(found.explorer()).startswith("Attribution, 2 maps;")
+    assert repr(explorer).startswith("Attribution, 2 maps;")
     assert "biases are left out" in page
     assert "predicts the next one" not in page
-    with pytest.raises(InputError, match="explorer: expected at least one attribution"):
-        found[:0].explorer()
 
 
 @pytest.mark.slow
 @needs_browser
 def test_the_page_of_an_attribution_draws_what_it_says(causal, tmp_path):
-    found = normscope.attribute(causal, TEXT, normscope.NextToken("cat"), by=["layer", "head", "token"])
-    found.explorer().save(tmp_path / "scores.html")
+    found = attribute(causal, TEXT, normscope.NextToken("cat"), by=["layer", "head", "token"])
+    found.result.explorer().save(tmp_path / "scores.html")
     shown, console = opened(tmp_path / "scores.html")
     assert console == []
     strongest = np.abs(found.scores).argmax()
     seen = html.unescape(re.sub("<[^>]+>", "", re.search(r'class="lists">(.+?)</div>', shown, re.DOTALL)[1]))
     name = found.tokens[strongest]
-    first = f"Largest values of “{found._said}”{name}"
+    first = f"Largest values of “{found.said}”{name}"
     sign = "\u2212" if found.scores[strongest] < 0 else "+"
     assert re.match(rf"{re.escape(first)}( \({strongest}\))?{re.escape(sign)}", seen)
     measures = re.search(r'<select[^>]*name="measure".+?</select>', shown, re.DOTALL)[0]
@@ -247,10 +243,10 @@ def test_the_page_of_an_attribution_draws_what_it_says(causal, tmp_path):
 
 
 def test_the_advice_for_a_page_that_is_too_large_names_what_was_asked(causal, monkeypatch):
-    found = normscope.attribute(causal, TEXT, normscope.NextToken("cat"), by=["layer", "head", "token"])
+    found = attribute(causal, TEXT, normscope.NextToken("cat"), by=["layer", "head", "token"])
     monkeypatch.setattr(pictures, "_LARGEST", 20)
     with pytest.raises(InputError, match=r"fewer targets, or leave \"head\" out of by$"):
-        found.explorer()
+        found.result.explorer()
 
 
 def test_a_page_that_would_be_too_large_is_refused(model, monkeypatch):

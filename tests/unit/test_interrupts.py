@@ -21,7 +21,7 @@ from normscope.attribution.passes import held_pass, held_translation
 from normscope.errors import InputError
 from normscope.models.infer.layouts import layout_of_model
 from normscope.models.observe.observer import Observer
-from tests.one_text import decompose
+from tests.one_text import attribute, attribution_maps, decompose
 from tests.tiny import FAMILY_CONFIGS, INPUTS, STACK_CONFIGS, layout_of, tiny_model
 from tests.unit.test_wrapping import PAIR, STACKS, TEXT, in_memory, same
 
@@ -216,8 +216,8 @@ CALLS = {
     "decompose": lambda model: decompose(model, TEXT, feed_forward=True),
     "observe": lambda model: [block.layer for block in normscope.observe(model, TEXT)],
     "leave": lambda model: first_block(model),
-    "attribute": lambda model: normscope.attribute(model, TEXT, 0),
-    "maps": lambda model: normscope.attribution_maps(model, TEXT, ["alti"]),
+    "attribute": lambda model: attribute(model, TEXT, 0),
+    "maps": lambda model: attribution_maps(model, TEXT, ["alti"]),
 }
 
 
@@ -274,7 +274,7 @@ def test_a_call_on_a_model_that_another_thread_uses_is_refused(stack, tokenizer)
     refused = {
         "decompose": lambda: decompose(wrapped, text),
         "observe": lambda: next(normscope.observe(wrapped, text)),
-        "maps": lambda: normscope.attribution_maps(wrapped, text, "alti"),
+        "maps": lambda: attribution_maps(wrapped, text, "alti"),
         "run": lambda: normscope.run("norms", model=wrapped, texts=[text]),
     }
 
@@ -330,7 +330,7 @@ def test_a_call_inside_another_one_is_refused(tokenizer):
         last = block.layer
     assert last == wrapped.layers
     with pytest.raises(InputError, match=USE):
-        normscope.attribute(wrapped, TEXT, lambda hidden: decompose(wrapped, TEXT) or hidden[0, 0])
+        attribute(wrapped, TEXT, lambda hidden: decompose(wrapped, TEXT) or hidden[0, 0])
     blocks = normscope.observe(wrapped, TEXT)
     next(blocks)
     blocks.close()

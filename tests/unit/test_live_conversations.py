@@ -13,7 +13,7 @@ from normscope.live.texts import Limit, messages_of, read, units_of
 from normscope.models.load.text_batches import roles_of
 from normscope.rounding import number
 from tests.end_to_end.shell import run_here
-from tests.one_text import decompose
+from tests.one_text import attribute, decompose
 from tests.tiny import saved_with_head, with_chat_template
 from tests.unit.test_live_server import asked, client_of
 
@@ -89,10 +89,10 @@ def test_predictions_are_those_of_the_conversation(client, model):
     found = asked(client, "prediction", text=TYPED, chat="1")
     best, second = (name for name, _ in found["choices"][:2])
     assert (found["target"], found["against"]) == (best, second)
-    expected = normscope.attribute(model, MESSAGES, normscope.NextToken(best), against=second)
+    expected = attribute(model, MESSAGES, normscope.NextToken(best), against=second)
     np.testing.assert_allclose(found["scores"], expected.scores, rtol=1e-5)
     assert found["value"] == expected.target
-    assert found["sum"] == expected._sum
+    assert found["sum"] == expected.sentence
     assert set(expected.spans) == {"system", "user", "assistant", "template"}
     assert "by span" not in asked(client, "prediction", text=TYPED)["sum"]
     before = asked(client, side=1, text=TYPED, before="user: We swam.", chat="1")

@@ -26,7 +26,7 @@ from normscope.live.server import LARGEST_BODY, TOKEN_HEADER, Access, app
 from normscope.live.session import Session
 from normscope.live.texts import SEPARATOR, Limit, opening, read, units_of
 from normscope.rounding import brief_share
-from tests.one_text import decompose
+from tests.one_text import attribute, attribution_maps, decompose
 from tests.tiny import saved_with_head as saved
 from tests.tiny import sentence_encoder
 
@@ -99,7 +99,7 @@ def test_maps_up_to_each_layer_are_those_of_attribution_maps(client, model):
     for part in ("chained", "carried"):
         found["maps"] |= asked(client, part, text=TEXT)["maps"]
     for method in (*CHAINED, *CARRIED):
-        expected = normscope.attribution_maps(model, TEXT, [method])[method].cumulative
+        expected = attribution_maps(model, TEXT, [method])[method].cumulative
         count = expected.shape[1]
         shown = unpacked(found["maps"][method], (len(expected), count, count))
         assert np.abs(shown - expected[:, :, :count]).max() <= 1e-3 * np.abs(expected).max()
@@ -186,7 +186,7 @@ def test_predictions_are_those_of_the_whole_checkpoint(tokenizer, tmp_path, auto
     assert rather["value"] == pytest.approx(float(logits[order[0]] - logits[order[-1]]), rel=1e-3)
     heads = asked(client, "heads", text=text, target=best, against=other)
     aim = {"bert": Label if len(logits) < 9 else MaskedToken, "gpt2": NextToken}[family](best)
-    expected = normscope.attribute(model, text, aim, against=other, by=["layer", "head"]).effects
+    expected = attribute(model, text, aim, against=other, by=["layer", "head"]).effects
     of_heads = expected[expected["part"] == "attention"]
     assert heads["layers"] == [1, 2, 3]
     np.testing.assert_allclose(np.ravel(heads["values"]), of_heads["value"], rtol=1e-5, atol=1e-9)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from normscope.analyses.pairs import pairs_of
-from normscope.api import SimilarityTo, attribute, attribution_maps, load
+from normscope.api import SimilarityTo, load
 from normscope.data.batching import Batch, collate, unpacked
 from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
@@ -29,7 +29,7 @@ from normscope.results.findings import Sentence
 from normscope.results.parts import about_words
 from normscope.results.result import Result
 from tests.end_to_end.shell import run_here
-from tests.one_text import decompose
+from tests.one_text import attribute, attribution_maps, decompose
 from tests.oracles import specimens
 from tests.oracles.specimens import Specimen
 from tests.oracles.words import WordSequence

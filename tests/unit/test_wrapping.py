@@ -25,7 +25,7 @@ from transformers import (
 import normscope
 from normscope.errors import InputError
 from normscope.models.load import adapters
-from tests.one_text import decompose
+from tests.one_text import attribute, decompose
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, token_batch
 
 # peft uses a deprecated attribute of transformers.
@@ -433,7 +433,7 @@ def test_nothing_keeps_a_model_that_is_no_longer_used():
     model = tiny_model(FAMILY_CONFIGS["bert"], torch.float32)
     wrapped = normscope.wrap(model)
     decompose(wrapped, [5, 6, 7])
-    normscope.attribute(wrapped, [5, 6, 7], lambda hidden: hidden[0, 0])
+    attribute(wrapped, [5, 6, 7], lambda hidden: hidden[0, 0])
     kept = [weakref.ref(model), weakref.ref(wrapped.model)]
     del model, wrapped
     gc.collect()

@@ -2,9 +2,8 @@
 
 from normscope.api.analysing import run
 from normscope.api.attention_values import attention
-from normscope.api.attributed_maps import AttributionMap, AttributionMaps, attribution_maps
+from normscope.api.attributed_maps import attribution_maps
 from normscope.api.attributed_scores import attribute
-from normscope.api.attribution import Attribution, Attributions, load_attribution
 from normscope.api.decomposition import decompose
 from normscope.api.models import DEFAULT_MODEL, load, observe, wrap
 from normscope.api.recording import record_attention
@@ -15,10 +14,6 @@ from normscope.api.training import Callback
 __all__ = [
     "DEFAULT_MODEL",
     "Answer",
-    "Attribution",
-    "AttributionMap",
-    "AttributionMaps",
-    "Attributions",
     "Callback",
     "Label",
     "MaskedToken",
@@ -31,7 +26,6 @@ __all__ = [
     "attribution_maps",
     "decompose",
     "load",
-    "load_attribution",
     "observe",
     "record_attention",
     "run",

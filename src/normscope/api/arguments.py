@@ -32,6 +32,7 @@ from normscope.models.load.text_batches import Text, batch_from_texts, describe_
 from normscope.models.options import DeviceOptions, ModelOptions
 from normscope.models.stored.stored_weights import number_format
 from normscope.reporting.options import FigureOptions
+from normscope.results.result import Result
 
 _GROUPS = {"model": ModelOptions, "dataset": DatasetOptions, "device": DeviceOptions, "figures": FigureOptions}
 _KEYS = {f"{group}.{field.name}" for group, options in _GROUPS.items() for field in dataclasses.fields(options)}
@@ -225,6 +226,8 @@ def _is_finite(result: Any) -> bool:
             return bool(values.sum().isfinite()) or bool(values.isfinite().all())
         case Mapping():
             return all(map(_is_finite, result.values()))
+        case Result():  # whose tables are made of what its maps and metrics hold
+            return _is_finite(result.maps) and _is_finite(result.metrics)
         case _ if dataclasses.is_dataclass(result):
             return all(map(_is_finite, vars(result).values()))
         case Sequence():

@@ -8,7 +8,7 @@ import numpy as np
 
 from normscope.api.attributed_maps import attribution_maps
 from normscope.api.attributed_scores import attribute
-from normscope.api.attribution import Attribution
+from normscope.api.attribution import rounding
 from normscope.api.decomposition import decompose
 from normscope.api.similarities import Embedded, compared_embeddings, embedded_text
 from normscope.data.options import Level
@@ -148,9 +148,12 @@ class Answers:
             if target:  # which may be what is wrong
                 raise
             return answer | {"note": str(error)}
-        assert isinstance(parts, Attribution)
-        if callable(aim):
-            parts = _as_shares(parts)
+        said, of_tokens = str(parts.sentences[0]), parts.table
+        whole = parts.metrics["target"] if callable(aim) else 1.0
+        value, bias, remainder = (parts.metrics[name] / whole for name in ("target", "bias", "remainder"))
+        scores = of_tokens["value"].to_numpy() / whole
+        if callable(aim):  # along the direction of an embedding, as shares of its length
+            said = _said_of_shares(scores, bias, remainder)
 
         def weight_of_first() -> float:
             return turn.kept(
@@ -158,14 +161,16 @@ class Answers:
             )
 
         return answer | {
-            "sum": _said_of_shares(parts) if callable(aim) else parts._sum,
+            "sum": said,
             "rule": _RULES[self.attention],
-            "value": parts.target,
-            "tokens": parts.tokens,
-            "scores": _rounded(parts.scores),
-            "bias": parts.bias,
-            "remainder": parts.remainder,
-            "sink": _said_of_sink(parts, weight_of_first) if level is Level.token and model.causal else "",
+            "value": value,
+            "tokens": of_tokens["token"].tolist(),
+            "scores": _rounded(scores),
+            "bias": bias,
+            "remainder": remainder,
+            "sink": _said_of_sink(of_tokens["token"].iloc[0], float(scores[0]), weight_of_first)
+            if level is Level.token and model.causal
+            else "",
         }
 
     def heads(self, side: Side, target: str, against: str, _turn: Turn) -> dict[str, Any]:
@@ -181,16 +186,13 @@ class Answers:
         found = prediction_of(model, given)
         aim, against = _aimed(found, target, against)
         parts = attribute(model, given, aim, against=found.answer(against), by=["layer", "head"])
-        assert isinstance(parts, Attribution)
-        whole = parts.target if callable(aim) else 1.0
-        grid = parts._head_grid / whole
+        whole = parts.metrics["target"] if callable(aim) else 1.0
+        heads = parts.tables["heads"].assign(value=parts.tables["heads"]["value"] / whole)
+        grid = heads.pivot_table(index="layer", columns="head", values="value").fillna(0.0)
         return {
             "layers": grid.index.tolist(),
             "values": [_rounded(row) for row in grid.to_numpy()],
-            "strongest": [
-                [layer, head, value / whole]
-                for layer, head, value in parts.strongest(_STRONGEST).itertuples(index=False)
-            ],
+            "strongest": heads.head(_STRONGEST).to_numpy(dtype=object).tolist(),
         }
 
     def pair(self, side: Side, other: str | None, compare: int | None, turn: Turn) -> dict[str, Any]:
@@ -244,22 +246,9 @@ def _unless_asked(found: Prediction, target: str) -> str:
     return "" if target or found.runner_up is None else found.choices[1][0]
 
 
-def _as_shares(found: Attribution) -> Attribution:
-    """What tokens and biases add to an embedding, along its direction, as shares of its length."""
-    whole = found.target
-    return dataclasses.replace(
-        found,
-        what="the embedding",
-        target=1.0,
-        scores=found.scores / whole,
-        bias=found.bias / whole,
-        remainder=found.remainder / whole,
-    )
-
-
-def _said_of_shares(found: Attribution) -> str:
-    tokens, biases = percentage(float(found.scores.sum())), percentage(found.bias)
-    rest = "" if abs(found.remainder) <= found._rounding else f", and {percentage(found.remainder)} is a remainder"
+def _said_of_shares(scores: np.ndarray, bias: float, remainder: float) -> str:
+    tokens, biases = percentage(float(scores.sum())), percentage(bias)
+    rest = "" if abs(remainder) <= rounding(scores, bias) else f", and {percentage(remainder)} is a remainder"
     return f"Along its own direction, {tokens} of the embedding comes from tokens and {biases} from biases{rest}."
 
 
@@ -269,14 +258,14 @@ def _weight_of_first(maps: TokenMap) -> float:
     return float(weights.mean()) if weights.size else 0.0
 
 
-def _said_of_sink(found: Attribution, weight_of_first: Callable[[], float]) -> str:
+def _said_of_sink(token: str, score: float, weight_of_first: Callable[[], float]) -> str:
     """Why the first token of a causal model stands apart; empty unless later tokens give it much of their attention weight."""
     weight = weight_of_first()
     if weight < _SINK:
         return ""
     return (
-        f"The first token, {found.tokens[0]}, adds {number(float(found.scores[0]), signed=True)}. It stands apart because it "
-        f"is an attention sink: later tokens give it {brief_share(weight)} of their attention weight."
+        f"The first token, {token}, adds {number(score, signed=True)}. It stands apart because it is an attention sink: "
+        f"later tokens give it {brief_share(weight)} of their attention weight."
     )
 
 
@@ -295,11 +284,7 @@ def _maps_up_to(
         return {name: each for found, _ in alone for name, each in found.items()}, [
             reason for _, reasons in alone for reason in reasons
         ]
-    packed = {}
-    for name, each in maps.items():
-        keys = len(each.tokens) + len(each.source_tokens or ())
-        packed[name] = scaled(each.cumulative[:, :, :keys].astype(np.float32))
-    return packed, []
+    return {name: scaled(values) for name, values in maps.maps[0].maps.items()}, []
 
 
 def _mixing(decomposed: Result) -> dict[str, Any]:

@@ -15,6 +15,9 @@ from normscope.results.run_tables import RUN_TABLES, metadata, tables_of
 from normscope.untrusted.tables import Columns, table
 from normscope.untrusted.writing import new_file, write_file
 
+_NUMBERS = dict.fromkeys(("layer", "head", "position"), "whole")
+"""Columns of tables that no analysis declares."""
+
 CSV_ROWS = 20_000
 """Longer tables are written only as Parquet."""
 
@@ -48,7 +51,7 @@ def read_table(name: str, path: Path) -> pd.DataFrame:
     """
     rows = table(path, _COLUMNS.get(name))
     declared = tables_of(analyses().values()).get(name)
-    kinds = {} if declared is None else declared.kinds
+    kinds = _NUMBERS | ({} if declared is None else declared.kinds)
     # Missing values do not make whole numbers decimal.
     missing = [
         column
