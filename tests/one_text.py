@@ -297,3 +297,83 @@ def attribution_maps(*given, **options) -> dict[str, AttributionMap]:
     """The numbers of `normscope.attribution_maps`, by method."""
     result = normscope.attribution_maps(*given, **options)
     return {method: AttributionMap(result, method) for method in result.maps[0].maps}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Similarity:
+    """One pair of texts of what `similarity` has returned."""
+
+    result: Result
+    number: int | None = None
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        return rows_of(self.result, "pairs", self.number, "number")
+
+    def _names(self, side: str) -> tuple[str, ...]:
+        return tuple(self.table.drop_duplicates(side).sort_values(side)[f"token_{side}"])
+
+    @property
+    def sources_a(self) -> tuple[str, ...]:
+        """The names of the rows, the bias last."""
+        return self._names("a")
+
+    @property
+    def sources_b(self) -> tuple[str, ...]:
+        """The names of the columns, the bias last."""
+        return self._names("b")
+
+    @property
+    def tokens_a(self) -> tuple[str, ...]:
+        return self.sources_a[:-1]
+
+    @property
+    def tokens_b(self) -> tuple[str, ...]:
+        return self.sources_b[:-1]
+
+    @cached_property
+    def matrix(self) -> np.ndarray:
+        return self.table.pivot(index="a", columns="b", values="value").to_numpy(copy=True)
+
+    @property
+    def value(self) -> float:
+        if self.number is None:
+            return self.result.metrics["value"]
+        ranking = self.result.tables["ranking"]
+        return float(ranking.loc[ranking["number"] == self.number, "value"].item())
+
+    @property
+    def function(self) -> str:
+        return str(self.result.config["compares"])
+
+    @property
+    def pooling(self) -> str:
+        return str(self.result.config["pooling"])
+
+    @property
+    def matches(self) -> pd.DataFrame | None:
+        return rows_of(self.result, "matches", self.number, "number") if "matches" in self.result.tables else None
+
+
+class Similarities(list[Similarity]):
+    """Several pairs of texts."""
+
+    @property
+    def result(self) -> Result:
+        return self[0].result
+
+    @property
+    def ranking(self) -> pd.DataFrame:
+        return self.result.tables["ranking"]
+
+    @property
+    def words(self) -> pd.DataFrame:
+        return self.result.tables["words"]
+
+
+def similarity(*given, **options) -> "Similarity | Similarities":
+    """The numbers of `normscope.similarity`; a list of them if a list of texts was given."""
+    result = normscope.similarity(*given, **options)
+    if "ranking" not in result.tables:
+        return Similarity(result)
+    return Similarities(Similarity(result, number) for number in range(len(result.tables["ranking"])))

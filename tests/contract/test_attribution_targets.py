@@ -25,7 +25,7 @@ from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.task_heads import Head, has_head
 from normscope.models.stored.embedder_files import embedder_of
 from normscope.rounding import number
-from tests.one_text import attribute, attribution_maps
+from tests.one_text import attribute, attribution_maps, similarity
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, rounds_inside, token_batch
 
 TEXT = "a lovely film about onions"
@@ -128,7 +128,7 @@ def classifier(tokenizer, encoder) -> LoadedModel:
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 @pytest.mark.parametrize("bias", ["token", "decompx"])
 def test_a_similarity_adds_up_over_pairs_and_over_tokens(encoder, pooling, bias):
-    whole = normscope.similarity(encoder, TEXT, OTHER, pooling=pooling, bias=bias)
+    whole = similarity(encoder, TEXT, OTHER, pooling=pooling, bias=bias)
     with torch.inference_mode():
         hidden = [
             encoder.model(**encoder.tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in (TEXT, OTHER)
@@ -138,7 +138,7 @@ def test_a_similarity_adds_up_over_pairs_and_over_tokens(encoder, pooling, bias)
     assert whole.value == pytest.approx(expected, abs=1e-12)
     assert whole.matrix.sum() == pytest.approx(expected, abs=1e-12)
     assert whole.matrix.shape == (len(whole.tokens_a) + 1, len(whole.tokens_b) + 1)
-    reversed_ = normscope.similarity(encoder, OTHER, TEXT, pooling=pooling, bias=bias)
+    reversed_ = similarity(encoder, OTHER, TEXT, pooling=pooling, bias=bias)
     assert pytest.approx(whole.matrix, abs=1e-12) == reversed_.matrix.T
     one = attribute(encoder, TEXT, normscope.SimilarityTo(OTHER, pooling), bias=bias)
     assert one.scores == pytest.approx(whole.matrix.sum(axis=1)[:-1], abs=1e-12)
@@ -269,13 +269,14 @@ def test_what_a_notebook_shows(encoder):
     assert "&lt;" in page
     assert "<b>" not in page
     assert page.index("<li>Cosine similarity") < page.index("data:image/png") < page.index("<table")
-    whole = normscope.similarity(encoder, TEXT, OTHER, pooling="mean")
+    whole = similarity(encoder, TEXT, OTHER, pooling="mean")
     assert whole.table["value"].tolist() == sorted(whole.matrix.ravel(), reverse=True)
     row, column = np.unravel_index(whole.matrix[:-1, :-1].argmax(), whole.matrix[:-1, :-1].shape)
     best = f"{whole.tokens_a[row]}–{whole.tokens_b[column]} {number(float(whole.matrix[row, column]))}"
-    assert f"The pairs that add most: {best}," in repr(whole)
-    assert f"pairs of tokens add {number(float(whole.matrix[:-1, :-1].sum()))}," in repr(whole)
-    assert "data:image/png" in whole._repr_html_()
+    (said,) = whole.result.sentences
+    assert f"The pairs that add most: {best}," in said
+    assert f"pairs of tokens add {number(float(whole.matrix[:-1, :-1].sum()))}," in said
+    assert "data:image/png" in whole.result._repr_html_()
 
 
 def test_pooling_is_read_from_the_files_of_the_model(minilm_folder, tmp_path):

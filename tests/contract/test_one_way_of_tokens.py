@@ -39,7 +39,7 @@ from normscope.errors import InputError
 from normscope.live.predictions import prediction_of
 from normscope.models.load.predictor import token_number
 from normscope.models.load.text_batches import batch_from_texts, places_of_tokens, say_once
-from tests.one_text import attention, attribute, decompose
+from tests.one_text import attention, attribute, decompose, similarity
 from tests.tiny import saved_with_head
 
 WORDS = ("the", "capital", "of", "is", "island", "Paris", "yes", "no")
@@ -428,11 +428,11 @@ def test_a_changed_setting_of_an_encoder_is_seen(change, tokenizer, tmp_path):
     modules = [Transformer(str(folder)), Pooling(24)]
     encoder = SentenceTransformer(modules=modules, device="cpu", prompts={"q": "Judge: "})
     model = normscope.wrap(encoder)
-    normscope.similarity(model, *PAIR)
+    similarity(model, *PAIR)
     CHANGES[change](encoder)
     with pytest.raises(InputError, match="wrap it again"):
-        normscope.similarity(model, *PAIR)
-    normscope.similarity(normscope.wrap(encoder), "a", "b")
+        similarity(model, *PAIR)
+    similarity(normscope.wrap(encoder), "a", "b")
 
 
 def test_a_file_of_one_text_ends_in_a_line_break_that_is_no_part_of_it(tmp_path, monkeypatch):
@@ -467,7 +467,7 @@ def test_the_default_prompt_of_an_encoder_is_read_through_every_door(pooled, tok
     for model in (normscope.wrap(encoder), normscope.load(tmp_path / "saved", device="cpu")):
         found = attribute(model, PAIR[0], normscope.SimilarityTo(PAIR[1]))
         assert found.target == pytest.approx(float(first @ second), rel=1e-4)
-        assert normscope.similarity(model, *PAIR).value == pytest.approx(found.target, rel=1e-4)
+        assert similarity(model, *PAIR).value == pytest.approx(found.target, rel=1e-4)
         assert list(found.tokens) == list(decompose(model, PAIR[0]).tokens) == expected
         assert list(attention(model, PAIR[0]).keys) == expected
         result = normscope.run("mixing", model=model, texts=list(PAIR))

@@ -17,7 +17,7 @@ from normscope.models.prove.verification import verify
 from normscope.models.sites.block_modules import bind_blocks
 from tests import own_models
 from tests.contract.test_skipped_layers import compare
-from tests.one_text import attribute, attribution_maps, decompose
+from tests.one_text import attribute, attribution_maps, decompose, similarity
 from tests.own_models import MODELS
 from tests.tiny import changed_sites
 
@@ -576,6 +576,6 @@ def test_targets_read_the_vectors_that_a_module_returns(how):
         assert each.target == pytest.approx(float(expected), rel=1e-6)
         assert abs(each.remainder) < 1e-9
         assert each.error < 1e-9
-    pairs = normscope.similarity(model, *texts, pooling="mean")
+    pairs = similarity(model, *texts, pooling="mean")
     assert pairs.value == pytest.approx(float(cosine), rel=1e-6)
     assert pairs.matrix.sum() == pytest.approx(pairs.value, rel=1e-9)

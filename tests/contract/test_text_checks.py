@@ -19,7 +19,7 @@ from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.observer import Observer
 from normscope.models.observe.text_check import Check
 from normscope.models.prove.verification import verify
-from tests.one_text import attribute
+from tests.one_text import attribute, similarity
 from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model
 
 Trigger = Callable[[Tensor], Tensor | float | None]
@@ -295,7 +295,7 @@ def test_attributions_follow_what_the_model_does_with_the_text_itself(monkeypatc
         expected = float(model(input_ids=torch.tensor([ids])).last_hidden_state[0, -1, 0])
         assert result.target == pytest.approx(expected, rel=1e-6)  # a norm rounds to float32
         assert result.scores.sum() + result.bias + result.remainder == pytest.approx(result.target, rel=1e-9)
-    found = normscope.similarity(wrapped, LONG, SHORT, pooling="mean")
+    found = similarity(wrapped, LONG, SHORT, pooling="mean")
     assert found.matrix.sum() == pytest.approx(found.value, rel=1e-9)
 
 

@@ -25,7 +25,7 @@ from normscope.rounding import number as written
 from tests.end_to_end.browser import needs_browser
 from tests.end_to_end.shell import run_here, start
 from tests.end_to_end.tabs import browsing
-from tests.one_text import attribute, decompose
+from tests.one_text import attribute, decompose, similarity
 from tests.tiny import saved_with_head, sentence_encoder, with_chat_template
 
 TEXT = "The old bridge was closed, so we crossed the river."
@@ -122,7 +122,7 @@ def test_the_page_opens_on_a_question_with_an_answer(browser, page, models):
     state = opening(models[0])
     assert tab.run("[...document.querySelectorAll('textarea')].map((each) => each.value)") == [*state.values()]
     assert tab.run(shown.format("h2")) == "Why are the two texts similar?"
-    found = normscope.similarity(models[0], *state.values())
+    found = similarity(models[0], *state.values())
     matrix = found.matrix[:-1, :-1]
     row, column = np.unravel_index(matrix.argmax(), matrix.shape)
     first = f"{found.tokens_a[row]} – {found.tokens_b[column]} (+{written(float(matrix.max()))})"
@@ -306,7 +306,7 @@ def test_the_text_before_can_be_typed_too(tab, models):
     tab.until("!document.querySelector('textarea[aria-label=\"compared with\"]').closest('label').hidden")
     tab.type("textarea[aria-label='compared with']", "The old bridge was open, so we crossed the river.")
     tab.until("document.querySelector('.tokens s')?.textContent === 'open'")
-    pair = normscope.similarity(models[0], TEXT, "The old bridge was open, so we crossed the river.")
+    pair = similarity(models[0], TEXT, "The old bridge was open, so we crossed the river.")
     tab.until("document.querySelectorAll('.pair-text')[1]?.textContent.includes('open')")
     assert float(tab.run("document.querySelector('.pair-sum b').textContent")) == pytest.approx(pair.value, rel=5e-3)
 

@@ -29,7 +29,7 @@ from tests.end_to_end.shell import run_once
 from tests.golden.commands import commands
 from tests.golden.make import FOLDER
 from tests.golden.results import differences, published
-from tests.one_text import attention, attribute, attribution_maps, decompose
+from tests.one_text import attention, attribute, attribution_maps, decompose, similarity
 from tests.tiny import FAMILY_CONFIGS
 from tests.unit.test_attention import MASKS, REAL, SCALE, explicit
 
@@ -249,7 +249,7 @@ def ranked(model, _dtype):
 
 
 def compared(model, _dtype):
-    yield normscope.similarity(model, IDS, [9, 8, 7, 12], pooling="mean").matrix
+    yield similarity(model, IDS, [9, 8, 7, 12], pooling="mean").matrix
 
 
 def chained(model, _dtype):

@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 import normscope
 from normscope.api.arguments import checked
 from normscope.errors import InputError
-from tests.one_text import attribute, attribution_maps, decompose
+from tests.one_text import attribute, attribution_maps, decompose, similarity
 from tests.unit.test_wrapping import TEXT, in_memory
 
 
@@ -170,7 +170,7 @@ def test_settings_of_torch_change_no_result(setting, tokenizer):
         yield decompose(wrapped, TEXT).maps["attn_n"]
         yield attribute(wrapped, TEXT, lambda hidden: hidden[0, 0]).scores
         yield attribution_maps(wrapped, TEXT, "decompx")["decompx"].total
-        yield normscope.similarity(wrapped, TEXT, "A cat.", pooling="mean").matrix
+        yield similarity(wrapped, TEXT, "A cat.", pooling="mean").matrix
         yield np.array(list(normscope.run("mixing", model=wrapped, texts=[TEXT]).metrics.values()))
         yield np.stack([block.inputs.numpy() for block in normscope.observe(wrapped, TEXT)])
 

@@ -5,7 +5,7 @@ import torch
 
 import normscope
 from normscope.models.sites.layer_hooks import cancelled_by
-from tests.one_text import attribute, attribution_maps, decompose
+from tests.one_text import attribute, attribution_maps, decompose, similarity
 from tests.tiny import sentence_encoder
 
 TEXT = "The old bridge was closed, so we crossed the river."
@@ -29,7 +29,7 @@ CALLS = {
     "heads": (lambda model: attribute(model, TEXT, lambda hidden: hidden[0, 0], by=["layer", "head"]), 3),
     "alti": (lambda model: attribution_maps(model, TEXT, ["alti"]), 3),
     "decompx": (lambda model: attribution_maps(model, TEXT, ["decompx"]), 3),
-    "similarity": (lambda model: normscope.similarity(model, TEXT, "We swam."), 6),
+    "similarity": (lambda model: similarity(model, TEXT, "We swam."), 6),
 }
 
 

@@ -18,7 +18,7 @@ from normscope.results import pictures
 from normscope.results.maps import pairs_table
 from normscope.rounding import number
 from tests.end_to_end.browser import needs_browser, opened
-from tests.one_text import attribute, attribution_maps, decompose
+from tests.one_text import attribute, attribution_maps, decompose, similarity
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS
 from tests.unit.test_explorer import unpacked
 
@@ -303,24 +303,24 @@ def test_the_frame_draws_in_its_sandbox(explorer, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def similarity(model):
-    return normscope.similarity(model, "The old cat slept.", TEXT, pooling="mean")
+def compared(model):
+    return similarity(model, "The old cat slept.", TEXT, pooling="mean")
 
 
-def test_a_pair_of_texts_in_a_page_has_the_numbers_of_the_similarity(similarity):
-    explorer = similarity.explorer()
+def test_a_pair_of_texts_in_a_page_has_the_numbers_of_the_similarity(compared):
+    explorer = compared.result.explorer()
     (pair,) = json.loads(re.search(r'id="pairs-data">(.+?)</script>', explorer.page)[1])["pairs"]
-    assert pair["tokens_a"] == list(similarity.tokens_a)
-    assert pair["tokens_b"] == list(similarity.tokens_b)
-    np.testing.assert_allclose(np.reshape(pair["values"], similarity.matrix.shape), similarity.matrix, rtol=1e-4)
+    assert pair["tokens_a"] == list(compared.tokens_a)
+    assert pair["tokens_b"] == list(compared.tokens_b)
+    np.testing.assert_allclose(np.reshape(pair["values"], compared.matrix.shape), compared.matrix, rtol=1e-4)
     assert "sandbox" in explorer._repr_html_()
-    assert repr(explorer).startswith(f"cosine similarity {number(similarity.value)}")
+    assert repr(explorer).startswith(f"cosine similarity {number(compared.value)}")
 
 
 @pytest.mark.slow
 @needs_browser
-def test_pointing_at_a_token_colours_the_other_text(similarity, tmp_path):
-    page = similarity.explorer().page
+def test_pointing_at_a_token_colours_the_other_text(compared, tmp_path):
+    page = compared.result.explorer().page
     point = """
 <script>
 const said = () => document.querySelector(".pair-hint").textContent;
@@ -343,15 +343,15 @@ document.body.append(pre);
     hint, sums_a, sums_b, total, said, own, partners, bars = json.loads(
         html.unescape(re.search(r'<pre id="seen">(.+?)</pre>', shown, re.DOTALL)[1])
     )
-    words = similarity.matrix[:-1, :-1]
+    words = compared.matrix[:-1, :-1]
     np.testing.assert_allclose([_number(each) for each in sums_a], words.sum(axis=1), rtol=6e-3, atol=2e-5)
     np.testing.assert_allclose([_number(each) for each in sums_b], words.sum(axis=0), rtol=6e-3, atol=2e-5)
     np.testing.assert_allclose([_number(each) for each in partners], words[1], rtol=6e-3, atol=2e-5)
     assert set(own) == {""}
     assert hint != said
-    assert similarity.tokens_a[1] in said
-    biases = abs(similarity.value - words.sum())
-    np.testing.assert_allclose([_number(part) for part in total], [similarity.value, words.sum(), biases], rtol=6e-3)
+    assert compared.tokens_a[1] in said
+    biases = abs(compared.value - words.sum())
+    np.testing.assert_allclose([_number(part) for part in total], [compared.value, words.sum(), biases], rtol=6e-3)
     values = np.array([_number(value) for value, *_ in bars])
     assert (values > 0).any()
     assert (values < 0).any(), "one list adds, the other subtracts"
@@ -366,7 +366,7 @@ DOCUMENTS = ["It rained in the town.", "The old dog slept.", *(f"There were {num
 @pytest.mark.slow
 @needs_browser
 def test_a_page_of_a_query_lists_its_documents_in_order(model, tmp_path):
-    found = normscope.similarity(model, "The old cat slept.", DOCUMENTS, pooling="mean")
+    found = similarity(model, "The old cat slept.", DOCUMENTS, pooling="mean")
     look = """
 <script>
 const pre = document.createElement("pre");
@@ -387,7 +387,7 @@ const [query, select] = [".query", "#pairs-root select"].map((place) => document
 pre.textContent = JSON.stringify([query.textContent, before, listed().map((item) => of(item).chosen), total, select.value]);
 document.body.append(pre);
 </script></body>"""
-    (tmp_path / "ranking.html").write_text(found.explorer().page.replace("</body>", look))
+    (tmp_path / "ranking.html").write_text(found.result.explorer().page.replace("</body>", look))
     shown, console = opened(tmp_path / "ranking.html")
     assert not [line for line in console if "ranking.html" in line]
     query, items, chosen, total, selected = json.loads(
@@ -423,8 +423,8 @@ document.body.append(pre);
 
 
 def test_pairs_without_a_query_are_not_listed_in_order(model):
-    found = normscope.similarity(model, DOCUMENTS[:2], DOCUMENTS[2:4], pooling="mean")
-    assert "ranking-root" not in found.explorer().page.partition("<script>")[0]
+    found = similarity(model, DOCUMENTS[:2], DOCUMENTS[2:4], pooling="mean")
+    assert "ranking-root" not in found.result.explorer().page.partition("<script>")[0]
 
 
 def _number(text):

@@ -7,7 +7,7 @@ from normscope.api.attributed_scores import attribute
 from normscope.api.decomposition import decompose
 from normscope.api.models import DEFAULT_MODEL, load, observe, wrap
 from normscope.api.recording import record_attention
-from normscope.api.similarities import Similarities, Similarity, similarity
+from normscope.api.similarities import similarity
 from normscope.api.targets import Answer, Label, MaskedToken, NextToken, SimilarityTo
 from normscope.api.training import Callback
 
@@ -18,8 +18,6 @@ __all__ = [
     "Label",
     "MaskedToken",
     "NextToken",
-    "Similarities",
-    "Similarity",
     "SimilarityTo",
     "attention",
     "attribute",

@@ -10,7 +10,7 @@ from normscope.api.attributed_maps import attribution_maps
 from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import rounding
 from normscope.api.decomposition import decompose
-from normscope.api.similarities import Embedded, compared_embeddings, embedded_text
+from normscope.api.similarities import Embedded, compared_texts, embedded_text
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.live.engine import Turn
@@ -217,7 +217,7 @@ class Answers:
             given = self._read(model, of_text).given
             return turn.kept(("embedded", of_text, kind), lambda: embedded_text(model, given, kind))
 
-        found = compared_embeddings(parts_of(side.text, "query"), parts_of(other, "document"))
+        found = compared_texts(model, parts_of(side.text, "query"), parts_of(other, "document"))
         (shown,) = pairs_payload(found.explorer().pairs)
         return dict(shown)
 
