@@ -377,8 +377,8 @@ def test_words_of_the_documents_add_up(model):
 @pytest.mark.slow
 def test_texts_in_the_same_places_are_compared(model):
     found = similarity(model, DOCUMENTS[:2], DOCUMENTS[2:])
-    for number, each in enumerate(found):
-        assert each.value == pytest.approx(similarity(model, *DOCUMENTS[number::2]).value, rel=1e-6)
+    for place, each in enumerate(found):
+        assert each.value == pytest.approx(similarity(model, *DOCUMENTS[place::2]).value, rel=1e-6)
     turned = similarity(model, DOCUMENTS, A)
     assert [each.value for each in turned] == pytest.approx(
         [each.value for each in similarity(model, A, DOCUMENTS)], rel=1e-6

@@ -7,6 +7,7 @@ import torch
 
 import normscope
 from normscope.api.decomposition import sentences_of
+from normscope.errors import InputError
 from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.observe.observer import Observer
 from tests.one_text import decompose
@@ -154,3 +155,28 @@ def test_shares_of_an_output_add_up(tokenizer, model_type, level):
     others = last.pivot(index="layer", columns="position", values="share").to_numpy()
     assert np.allclose(shares.sum(dim=-1).numpy() - shares.diagonal(dim1=1, dim2=2).numpy(), others, atol=1e-9)
     assert np.allclose(one.pairs["share"], shares.flatten().numpy())
+
+
+def test_results_of_texts_are_compared(model, tmp_path):
+    """Whatever made them: the table has the numbers of each, and the comparison is a result like others."""
+    texts = ["Rain fell.", "No rain fell."]
+    makers = (
+        lambda text: normscope.decompose(model, text),
+        lambda text: normscope.similarity(model, "A cat.", text, pooling="mean"),
+        lambda text: normscope.attribute(model, text, lambda hidden: hidden[0, 0]),
+        lambda text: normscope.attention(model, text, queries="last", keys=[1, 2]),
+    )
+    for place, make in enumerate(makers):
+        results = [make(text) for text in texts]
+        found = normscope.compare(results)
+        table = found.table.set_index("metric")
+        assert [*table.index] == list(dict.fromkeys(name for result in results for name in result.metrics))
+        for column, result in zip(table, results, strict=True):
+            assert table[column].dropna().to_dict() == pytest.approx(dict(result.metrics), rel=1e-12)
+        (sentence,) = found.sentences
+        assert all(str(result.config["text"]) in sentence for result in results)
+        found.save(tmp_path / str(place))
+        assert repr(normscope.read(tmp_path / str(place))) == repr(found)
+        assert sentence[:20] in normscope.page(found)
+    with pytest.raises(InputError, match="results: expected at least one with metrics, got none"):
+        normscope.compare([normscope.Result(), normscope.Result()])

@@ -66,7 +66,7 @@ def test_pages_of_odd_names_are_written(result, tmp_path):
         page = normscope.page(results, tmp_path / "page.html")
         assert not re.search("[\0-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe]", page)
         assert r"\x1b[31m" in page
-    assert r"\x1b[31m" in " ".join(normscope.compare([result, odd]))
+    assert r"\x1b[31m" in " ".join(normscope.compare([result, odd]).sentences)
 
 
 @pytest.mark.parametrize("given", ["abc", b"abc", None, 3, [], {}, [1], [None], range(10**12), {"a": 1}])

@@ -215,6 +215,6 @@ def test_the_page_of_results_in_memory_is_that_of_their_folders(tmp_path):
     content = normscope.page(results, tmp_path / "page.html")
     assert content == (tmp_path / "page.html").read_text()
     assert content == viewing.command(["compare", str(tmp_path)], "normscope").read_text()
-    sentences = normscope.compare(results)
+    sentences = normscope.compare(results).sentences
     assert sentences
     assert all(escape(sentence) in content for sentence in sentences)

@@ -20,6 +20,8 @@ _QUERIES = 3
 """Number of queries whose strongest keys are printed."""
 _KEYS = 12
 """Number of strongest keys of each query."""
+_MOST_METRICS = 100
+"""Pairs of a query and a key up to which their means are metrics, which comparisons read."""
 _MOST_WITH_TOP = 1_500_000
 """Values of all keys up to which there are maps if only the strongest were kept."""
 
@@ -94,10 +96,22 @@ def result_of(found: Sequence[AttentionValues], column: str | None) -> Result:
             }
         ),
         maps=LazyItems(lambda: [_token_map(each) for each in found]) if has_maps else (),
+        metrics=_metrics(first, every) if column is None else {},
         sentences=_sentence(strongest, first.measure),
         notes=[_said(first)],
         summaries={"": _summary(strongest)},
     )
+
+
+def _metrics(found: AttentionValues, values: Float[np.ndarray, "layer head query key"]) -> dict[str, float]:
+    """What each query receives from each key, averaged over layers and heads, if these are few."""
+    means = values.mean(axis=(0, 1))
+    if found.strongest is not None or means.size > _MOST_METRICS:
+        return {}
+    queries = map(_placed, found.axes["query"], found.positions["query"])
+    keys = [*map(_placed, found.keys, found.positions["key"])]
+    names = [f"{query} from {key}" for query in queries for key in keys]
+    return dict(zip(names, means.ravel().astype(float).tolist(), strict=True))
 
 
 def _all_keys(found: AttentionValues) -> int:

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import BatchEncoding
 
 from normscope.api.arguments import Texts, checked, chosen, in_terms_of_arguments, refuse_overflow, whole_numbers
-from normscope.api.attended import AttentionValues, result_of
+from normscope.api.attended import AttentionValues as AttentionValues
+from normscope.api.attended import result_of
 from normscope.api.one_text import described
 from normscope.api.regions import Read, Regions, asks_for_words, regions_of
 from normscope.data.batching import Batch

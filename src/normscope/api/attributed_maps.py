@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import pandas as pd
@@ -75,7 +75,10 @@ class _Maps:
 
     def result(self, unit: str) -> Result:
         """The maps, with tables that are made when they are read."""
-        tables = {"total": self._total, "layers": functools.partial(self._stacked, self.layers)}
+        tables: dict[str, Callable[[], pd.DataFrame]] = {
+            "total": self._total,
+            "layers": functools.partial(self._stacked, self.layers),
+        }
         biased = {name: values for name, values in self.cumulative.items() if values.shape[2] > len(self.keys)}
         tables |= {"bias": functools.partial(_bias, biased, self.tokens)} if biased else {}
         count = len(next(iter(self.cumulative.values())))
@@ -94,7 +97,7 @@ class _Maps:
         return Result(
             tables=Lazy(tables),
             maps=[token_map],
-            sentences=[Sentence(text, table="total", measure=method)],
+            sentences=[Sentence(text, table="total", measure=str(method))],
             summaries={"": strongest},
         )
 

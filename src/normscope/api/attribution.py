@@ -172,10 +172,11 @@ def _sum(of: Attributed) -> str:
 def _summary(of: Attributed) -> Summary:
     """The tokens that add or take the most."""
     rows = _scores(of).sort_values("value", key=abs, ascending=False, kind="stable").head(_STRONGEST)
-    keys = [name for name in rows if name != "value"]
+    keys = [str(name) for name in rows if name != "value"]
     shown = pd.DataFrame({"value": [number(value, signed=True) for value in rows["value"]]})
     names = [", ".join(map(str, key)) for key in rows[keys].itertuples(index=False, name=None)]
-    return Summary(shown.set_index(pd.Index(names, name=", ".join(keys))), caption="The tokens that add most")
+    shown = shown.set_axis(names).rename_axis(", ".join(keys))
+    return Summary(shown, caption="The tokens that add most")
 
 
 def _summary_of_several(found: Sequence[Attributed]) -> Summary:

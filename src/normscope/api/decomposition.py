@@ -119,7 +119,7 @@ def _result_of(model: LoadedModel, texts: "Sequence[_Decomposed]", column: str |
     curves = {
         f"mixing/{name}": rows.set_index("layer")["ratio"] for name, rows in by_layer.groupby("method", sort=False)
     }
-    means = ratios.groupby("method", sort=False)["ratio"].mean().to_dict()
+    means = {str(method): float(mean) for method, mean in ratios.groupby("method", sort=False)["ratio"].mean().items()}
     wide = by_layer.pivot_table(index="layer", columns="method", values="ratio", sort=False)
     return Result(
         tables={
@@ -128,7 +128,7 @@ def _result_of(model: LoadedModel, texts: "Sequence[_Decomposed]", column: str |
             "output_shares": stacked([_output_shares(model, each) for each in texts], column),
             CURVES: tidy_curves(curves, model.layers),
         },
-        metrics={f"mixing/{name}/mean": float(mean) for name, mean in means.items()},
+        metrics={f"mixing/{name}/mean": mean for name, mean in means.items()},
         curves=curves,
         maps=[each.maps for each in texts],
         sentences=sentences_of(means),

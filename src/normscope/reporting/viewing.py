@@ -23,6 +23,7 @@ from normscope.reporting.page import report
 from normscope.reporting.page.paper import page_of_paper
 from normscope.reporting.run_folder import REPORT
 from normscope.reporting.terminal import say
+from normscope.results.findings import Summary
 from normscope.results.result import Result
 from normscope.results.run_files import RESULTS, Status
 from normscope.untrusted.writing import write_file, write_named
@@ -59,16 +60,20 @@ def page(results: Result | Sequence[Result], path: str | Path | None = None) -> 
     return content
 
 
-def compare(results: Sequence[Result]) -> list[str]:
-    """What distinguishes runs, in sentences: which differences are detectable, and how large they are.
+def compare(results: Sequence[Result]) -> Result:
+    """What distinguishes results: which differences are detectable, and how large they are.
 
     Args:
-        results: What `run` or `read` returned; differences are measured from the first.
+        results: Of runs, or of a function of single texts; differences are measured from the first.
+
+    Returns:
+        A result: `.sentences` is the verdict, `.table` has one row per metric and one column per result, and other tables every
+        value by layer and what tests say. `page(results)` shows more of several results than the page of this one.
 
     Examples:
         >>> import normscope
         >>> results = [normscope.run("mixing", texts=["A short text."], layers=[layer]) for layer in (1, 3)]
-        >>> normscope.compare(results)[0].rpartition(": ")[2]
+        >>> normscope.compare(results).sentences[0].rpartition(": ")[2]
         '4.4% in layers=[1] and 18% in layers=[3].'
 
     Raises:
@@ -76,7 +81,22 @@ def compare(results: Sequence[Result]) -> list[str]:
     """
     several = _checked(results)
     with _drawn("results"):
-        return verdict(_comparison(several))
+        comparison = _comparison(several)
+        tables = {name: getattr(comparison, name) for name in _COMPARED}
+        return Result(
+            tables={name: rows for name, rows in tables.items() if len(rows)},
+            sentences=verdict(comparison),
+            summaries={
+                "": Summary(in_terminal.most_different(comparison), digits=3, caption="Measures that differ most")
+            },
+            notes=comparison.failures,
+            facts={"model": comparison.model, "sequences": len(several)},
+            config={"function": "compare", "text": comparison.title},
+        )
+
+
+_COMPARED = ("metrics", "values", "seeds", "tests", "sequence_tests", "training", "crossings")
+"""The tables of a comparison."""
 
 
 _MOST_RESULTS = 10_000
@@ -116,6 +136,8 @@ def _drawn(what: object) -> Iterator[None]:
 
 def _comparison(results: Sequence[Result]) -> RunComparison:
     """The comparison of results, whose runs are called by their places."""
+    if not any(result.metrics for result in results):
+        raise InputError("results: expected at least one with metrics, got none")
     return compared({Path(str(number)): result for number, result in enumerate(results)}, [])
 
 

@@ -130,33 +130,22 @@ class TokenMap:
         titles = {measure: (MEASURES | TARGET_MEASURES)[measure] for measure in unsigned or self.maps}
         number = self.layers[-1] if layer is None else layer
         where = f"{'up to' if CUMULATIVE_MEASURES.intersection(titles) else 'in'} layer {number}"
-        caption = f"How much each {self.unit} (row) receives from each {self.unit} (column) {where}"
-        if unsigned:
-            return self.panels(titles, f"{caption}; darker is more.", number)
-        figure = self.panels(titles, f"{caption}: orange is above 0, purple below.", number)
-        return dataclasses.replace(figure, largest=float(figure.table["value"].abs().max()) or 1.0)
-
-    def panels(self, titles: Mapping[str, str], caption: str, layer: int | None = None) -> WordMaps:
-        """The maps of one layer side by side.
-
-        Args:
-            titles: The measures to show, in order, with their titles; a measure that has no map is left out.
-            caption: How to read the figure.
-            layer: The number of the layer; the last one by default.
-        """
-        place = -1 if layer is None else self.layers.index(layer)
-        titles = {measure: title for measure, title in titles.items() if measure in self.maps}
+        what = f"How much each {self.unit} (row) receives from each {self.unit} (column) {where}"
         table = tidy(
             {
                 "query_token": np.array(self.queries, dtype=object)[:, None],
                 "key_token": np.array(self.keys, dtype=object),
-                "value": np.stack([self.maps[measure][place] for measure in titles]),
+                "value": np.stack([self.maps[measure][self.layers.index(number)] for measure in titles]),
             },
             measure=list(titles),
             query=self.query_places or range(len(self.queries)),
             key=self.key_places or range(len(self.keys)),
         )
-        return WordMaps(table.assign(frame="none"), "measure", titles, caption)
+        shown = table.assign(frame="none")
+        if unsigned:
+            return WordMaps(shown, "measure", titles, f"{what}; darker is more.")
+        caption, largest = f"{what}: orange is above 0, purple below.", float(table["value"].abs().max()) or 1.0
+        return WordMaps(shown, "measure", titles, caption, largest=largest)
 
     def pairs(self) -> pd.DataFrame:
         """One row per layer, head (0: the block) and pair of tokens, one column per measure."""
