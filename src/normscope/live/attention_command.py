@@ -43,8 +43,7 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, Any], fol
             found = _found(options, model, text, asked)
     print(f"\n{found}\n")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        found.save(folder)
+        found.write(folder)
         return write_file(folder, PAGE, report.page(found).encode())
     except OSError as error:
         raise InputError(f"output_dir={folder}: cannot be written: {one_line(error)}") from error

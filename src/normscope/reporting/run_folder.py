@@ -250,7 +250,7 @@ class RunFolder:
             InputError: If the folder cannot be written to.
         """
         with self.writing():
-            result.save(self.path)
+            result.write(self.path)
         self.ended = True
 
     def save_facts(self, result: Result) -> None:

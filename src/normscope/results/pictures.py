@@ -7,6 +7,7 @@ import base64
 import dataclasses
 import html
 import importlib
+import numbers
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -50,6 +51,10 @@ class Picture:
         Raises:
             InputError: If an argument is invalid, the file cannot be written, or its extension is unknown.
         """
+        if not isinstance(caption, bool):
+            raise InputError(f"caption: expected True or False, got {type(caption).__name__}")
+        if not isinstance(dpi, numbers.Integral):
+            raise InputError(f"dpi: expected a whole number, got {type(dpi).__name__}")
         look = {"width": width, "caption": caption, "dpi": dpi}
         _reported("normscope.reporting.drawing:save", self.description, checked_path(path), look)
 

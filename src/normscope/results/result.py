@@ -121,13 +121,23 @@ class Result:
         return Explorer(self.figure(), pairs=pairs)
 
     def save(self, folder: str | Path) -> None:
+        """Write the results into a folder, from which `read` gives them back.
+
+        Raises:
+            InputError: If the folder cannot be written to.
+        """
+        try:
+            self.write(Path(checked_path(folder)).expanduser())
+        except OSError as error:
+            raise InputError(f"{folder}: cannot be written to: {one_line(error)}") from error
+
+    def write(self, folder: Path) -> None:
         """Write the results into a folder. `results.json` comes last: a folder that has this file is complete.
 
         Raises:
             InputError: If something other than a file is where a file should go.
             OSError: If a file cannot be written.
         """
-        folder = Path(checked_path(folder))
         for part in ("tables", "figures"):
             (folder / part).mkdir(parents=True, exist_ok=True)
         config = yaml.safe_dump(dict(self.config), sort_keys=False, allow_unicode=True)
