@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import normscope
 from normscope.errors import InputError
+from normscope.reporting.page import explorer as report_explorer
 from normscope.reporting.page.explorer import payload
 from normscope.results import pictures
 from normscope.results.maps import pairs_table
@@ -431,3 +432,24 @@ def _number(text):
     """The value of a number written for readers."""
     plain = text.translate(str.maketrans("\u2212⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "--0123456789"))
     return float(plain.replace("×10", "e") or 0)
+
+
+def test_a_page_says_what_does_not_fit(model, monkeypatch):
+    """Single heads go first, then the last queries, then further texts."""
+    found = normscope.decompose(model, ["The old cat slept.", TEXT, "A dog."], heads=True)
+    first, second, _ = found.maps
+    of_first = sum(values.size for values in first.maps.values())
+    row = sum(values.size for values in second.maps.values()) // len(second.queries)
+    monkeypatch.setattr(report_explorer, "_LARGEST", of_first + 2 * row)
+    shown, notes = report_explorer.within_limit(found.maps)
+    assert [len(each.queries) for each in shown] == [len(first.queries), 2]
+    assert [each.heads for each in shown] == [0, 0]
+    np.testing.assert_array_equal(shown[1].maps["attn_n"], second.maps["attn_n"][:, :2])
+    assert notes == [
+        "Text 1 is shown without individual heads.",
+        "Text 2 is shown without individual heads.",
+        f"Only the first 2 of {len(second.queries)} queries of text 2 fit on the page.",
+        "1 text does not fit on the page.",
+    ]
+    page = normscope.page(found)
+    assert all(note in page for note in notes)

@@ -143,18 +143,19 @@ def within_limit(maps: Sequence[TokenMap]) -> tuple[list[TokenMap], list[str]]:
     notes: list[str] = []
     remaining = _LARGEST
     for place, each in enumerate(maps, start=1):
-        if each.values > remaining and each.heads:
-            each = dataclasses.replace(each, head_maps={}, norms=None)
+        smaller = each if each.values <= remaining else dataclasses.replace(each, head_maps={}, norms=None)
+        count = len(each.queries)
+        kept = count if smaller.values <= remaining else remaining * count // smaller.values
+        if not kept:
+            notes.append(f"{counted(len(maps) - len(shown), 'text does', 'texts do')} not fit on the page.")
+            break
+        if smaller.heads < each.heads:
             notes.append(f"Text {place} is shown without individual heads.")
-        if each.values > remaining:
-            kept = remaining * len(each.queries) // each.values
-            if not kept:
-                notes.append(f"{counted(len(maps) - len(shown), 'text does', 'texts do')} not fit on the page.")
-                break
-            notes.append(f"Only the first {kept:,} of {len(each.queries):,} queries of text {place} fit on the page.")
-            each = _first_queries(each, kept)
-        remaining -= each.values
-        shown.append(each)
+        if kept < count:
+            notes.append(f"Only the first {kept:,} of {count:,} queries of text {place} fit on the page.")
+            smaller = _first_queries(smaller, kept)
+        remaining -= smaller.values
+        shown.append(smaller)
     return shown, notes
 
 
