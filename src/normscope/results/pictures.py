@@ -51,11 +51,10 @@ class Picture:
         Raises:
             InputError: If an argument is invalid, the file cannot be written, or its extension is unknown.
         """
-        if not isinstance(caption, bool):
-            raise InputError(f"caption: expected True or False, got {type(caption).__name__}")
-        if not isinstance(dpi, numbers.Integral):
-            raise InputError(f"dpi: expected a whole number, got {type(dpi).__name__}")
-        look = {"width": width, "caption": caption, "dpi": dpi}
+        look: dict[str, Any] = {"width": width, "caption": caption, "dpi": dpi}
+        for name, kind, expected in (("caption", bool, "True or False"), ("dpi", numbers.Integral, "a whole number")):
+            if not isinstance(look[name], kind):
+                raise InputError(f"{name}: expected {expected}, got {type(look[name]).__name__}")
         _reported("normscope.reporting.drawing:save", self.description, checked_path(path), look)
 
     @property
