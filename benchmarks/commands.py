@@ -22,7 +22,7 @@ from normscope.analyses.registry import analyses, plug_ins
 from normscope.data.corpora import sample_path
 
 if TYPE_CHECKING:
-    from normscope.reporting.weights_and_biases import Tracker
+    from normscope.reporting.tracker import Tracker
     from normscope.results.result import Result
     from normscope.running.loop import Run
     from normscope.running.options import RunOptions
@@ -40,7 +40,7 @@ TOGETHER = "+".join(ANALYSES)
 WAYS = (*ANALYSES, TOGETHER)
 BEFORE = ("start", "model", "corpus")
 """The phases before the first batch. They do not grow with the corpus, unless an analysis reads it beforehand."""
-PHASES = ("pass", "interventions", "results", "maps", "publishing")
+PHASES = ("pass", "interventions", "results", "maps", "views")
 """The phases from the first batch on, which are reported one by one."""
 
 

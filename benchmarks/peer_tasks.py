@@ -217,7 +217,7 @@ def _explored(folder: Path) -> Work:
     def shown(text: str) -> Any:
         decomposition = normscope.decompose(model, text, heads=True)
         _ = decomposition.explorer().page
-        return decomposition.head_maps["attn_w"].flatten()
+        return decomposition.maps[0].head_maps["attn_w"].ravel()
 
     return _each("attention weights", shown)
 
@@ -272,7 +272,7 @@ def _attributed_similarity(folder: Path) -> Work:
 
     def work(pairs: Sequence[tuple[str, str]]) -> Numbers:
         found = [normscope.attribute(model, text, normscope.SimilarityTo(other)) for text, other in pairs]
-        return {"similarities": np.array([each.target for each in found])}
+        return {"similarities": np.array([each.metrics["target"] for each in found])}
 
     return work
 
@@ -284,8 +284,7 @@ def _split_similarity(folder: Path) -> Work:
 
     def work(pairs: Sequence[tuple[str, str]]) -> Numbers:
         found = normscope.similarity(model, [text for text, _ in pairs], [other for _, other in pairs])
-        assert isinstance(found, Sequence)
-        return {"similarities": np.array([each.value for each in found])}
+        return {"similarities": found.tables["ranking"].sort_values("number")["value"].to_numpy()}
 
     return work
 
@@ -353,7 +352,7 @@ def _attributed_word(folder: Path) -> Work:
 
     def work(prompts: Sequence[tuple[str, str]]) -> Numbers:
         found = [normscope.attribute(model, prompt, normscope.NextToken(word)) for prompt, word in prompts]
-        return {"logits": np.array([each.target for each in found])}
+        return {"logits": np.array([each.metrics["target"] for each in found])}
 
     return work
 
@@ -377,7 +376,7 @@ def _decomposed_last(folder: Path) -> Work:
     model = normscope.load(folder / CAUSAL, device="cpu")
 
     def weights(prompt: str) -> Any:
-        return normscope.decompose(model, prompt, heads=True, queries=[-1]).head_maps["attn_w"].flatten()
+        return normscope.decompose(model, prompt, heads=True, queries=[-1]).maps[0].head_maps["attn_w"].ravel()
 
     return _each("attention weights", weights)
 
@@ -388,9 +387,9 @@ def _zeroed(folder: Path) -> Work:
     model = normscope.load(folder / CAUSAL, device="cpu")
 
     def last_row(prompt: str) -> Any:
-        layers = normscope.attribution_maps(model, prompt, "value_zeroing")["value_zeroing"].layers
-        assert layers is not None
-        return layers[:-1, -1].ravel()
+        layers = normscope.attribution_maps(model, prompt, "value_zeroing").tables["layers"]
+        last = layers[(layers["query"] == layers["query"].max()) & (layers["layer"] < layers["layer"].max())]
+        return last["value"].to_numpy()
 
     return _each("value zeroing", last_row)
 

@@ -21,7 +21,6 @@ from normscope.analyses.registry import analyses
 from normscope.api.attention_values import attention
 from normscope.api.attributed_scores import attribute
 from normscope.api.models import wrap
-from normscope.api.recording import record_attention
 from normscope.api.targets import Answer
 from normscope.attribution.methods import MapMethod
 from normscope.attribution.model_maps import model_maps
@@ -33,11 +32,11 @@ from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
-from normscope.models.infer.layouts import layout_of
+from normscope.models.facts import ModelFacts
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.tokenizer_loading import TokenNames
 from normscope.models.observe.observer import Observer
-from normscope.models.sites.layout import ModelLayout
+from normscope.models.observe.reading import facts_of_config
 from normscope.running.memory import run_batch
 
 _TINY: dict[str, Any] = {
@@ -110,7 +109,6 @@ SIMILARITY = "similarity"
 EAGER = "output_attentions"
 LAST_ROW = "rows of the last token"
 BLOCKS = "sums of 64 × 64 regions"
-RECORDED = "generation, recorded"
 PROMPT = 100
 """Number of tokens before an answer that is attributed."""
 ANSWER = f"attribution of what follows {PROMPT} tokens"
@@ -126,8 +124,8 @@ class Scenario:
     length: int
     ways: tuple[str, ...]
     """`bare`, `straightforward`, `attribution of a scalar`, `value zeroing`, `similarity` of each sequence with itself,
-    attention in eager mode, of the last token or between regions, a generation that is recorded (the bare pass is then one that
-    is not), the attribution of an answer, with attention weights held or followed, or names of analyses joined by +."""
+    attention in eager mode, of the last token or between regions, the attribution of an answer, with attention weights held or
+    followed, or names of analyses joined by +."""
     device: str = "cpu"
     dtype: str = "float32"
     layers: int | None = None
@@ -172,12 +170,11 @@ def lengths() -> Iterator[Scenario]:
 
 
 def attention_lengths() -> Iterator[Scenario]:
-    """Attention between tokens and regions, beside eager mode as far as its memory goes; and a recorded generation."""
+    """Attention between tokens and regions, beside eager mode as far as its memory goes."""
     for length in (1024, 4096, 8192):  # at the last, eager mode keeps 17 GB of weights
         yield Scenario("Llama, 8 heads", 1, length, (BARE, LAST_ROW, BLOCKS, EAGER))
     for length in (16384, 32768):  # relative cost depends on length and width, not on depth
         yield Scenario("Llama, 8 heads", 1, length, (BARE, LAST_ROW, BLOCKS), layers=2)
-    yield Scenario("Llama, 8 heads", 1, 512, (BARE, RECORDED))
 
 
 SUITES: dict[str, Callable[[], Iterator[Scenario]]] = {
@@ -195,15 +192,13 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
     config.num_hidden_layers = scenario.layers or config.num_hidden_layers
     # Positions that a shape does not have change neither time nor memory of what is computed.
     config.max_position_embeddings = max(config.max_position_embeddings, scenario.length)
-    if RECORDED in scenario.ways:
-        return _generations(config, scenario.length)
     if not {ANSWER, ANSWER_THROUGH}.isdisjoint(scenario.ways):
         return _answers(config, scenario)
     model = _model(AutoModel, config, scenario)
     # A single text of a causal model has no padding, and so no mask, which would cost the bare pass its fastest kernel.
     padded = {LAST_ROW, BLOCKS, EAGER}.isdisjoint(scenario.ways)
     batch = random_batch((scenario.sequences, scenario.length), model.config.vocab_size, padded=padded).to(model.device)
-    inputs, layout = batch.model_inputs(), layout_of(model.config)
+    inputs, facts = batch.model_inputs(), facts_of_config(model.config)
 
     def bare() -> None:
         model.set_attn_implementation("sdpa")
@@ -214,15 +209,15 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         mixing_ratios(model, inputs)
 
     def one_scalar() -> None:
-        passed = held_pass(model, layout, inputs)
+        passed = held_pass(model, facts, inputs)
         attribute_scalars(passed, (passed.returned * passed.token_mask.unsqueeze(-1)).sum(dim=(1, 2)))
 
     def zeroed() -> None:
-        model_maps(model, layout, inputs, [MapMethod.VALUE_ZEROING])
+        model_maps(model, facts, inputs, [MapMethod.VALUE_ZEROING])
 
     def similar() -> None:
         embedder = Embedder(Pooling.mean)
-        texts = [embedded_parts(model, layout, inputs, embedder=embedder) for _ in range(2)]
+        texts = [embedded_parts(model, facts, inputs, embedder=embedder) for _ in range(2)]
         compared(embedder.function, *texts)
 
     def in_eager_mode() -> None:
@@ -233,7 +228,7 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
     regions = [slice(each[0], each[-1] + 1) for each in np.array_split(np.arange(scenario.length), 64) if len(each)]
 
     def attended(queries: object, keys: object) -> Callable[[], None]:
-        loaded = LoadedModel(model, _names(model.config.vocab_size), layout, scenario.shape, None, None)
+        loaded = LoadedModel(model, _names(model.config.vocab_size), facts, scenario.shape, None, None)
 
         def run() -> None:
             attention(loaded, batch.input_ids[0].tolist(), queries=queries, keys=keys)
@@ -284,29 +279,6 @@ def _answers(config: PretrainedConfig, scenario: Scenario) -> dict[str, Callable
     return {way: ways[way] for way in scenario.ways}
 
 
-_NEW = 200
-"""Tokens that are generated."""
-
-
-def _generations(config: PretrainedConfig, length: int) -> dict[str, Callable[[], None]]:
-    """A generation with the cache, and one beside which attention is recorded."""
-    config.use_cache = True
-    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
-    ids = torch.randint(3, config.vocab_size, (1, length))
-
-    def generate() -> None:
-        # No token ends it, so that both have the same length.
-        model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=_NEW, min_new_tokens=_NEW, do_sample=False
-        )
-
-    def recorded() -> None:
-        with record_attention(model):
-            generate()
-
-    return {BARE: generate, RECORDED: recorded}
-
-
 def _names(count: int) -> TokenNames:
     return TokenNames.of([str(number) for number in range(count)])
 
@@ -324,17 +296,17 @@ def analyses_of(model: PreTrainedModel, names: Collection[str]) -> list[Analysis
     return [info.load()(info.options(**(seed if hasattr(info.options, "seed") else {})), context) for info in infos]
 
 
-def context_of(model: PreTrainedModel, layout: ModelLayout | None = None) -> AnalysisContext:
+def context_of(model: PreTrainedModel, facts: ModelFacts | None = None) -> AnalysisContext:
     """All layers and categories of a model of a known family, and made-up token frequencies."""
-    layout = layout or layout_of(model.config)
-    observed = Observer(model, layout)
+    facts = facts or facts_of_config(model.config)
+    observed = Observer(model, facts)
     layers = list(observed.parameters)
     ranks = np.arange(1, model.config.vocab_size + 1)
     return AnalysisContext(
         layers=layers,
         categories=[*CATEGORIES, ALL],
         parameters=observed.parameters,
-        methods=layout.methods,
+        methods=facts.methods,
         depth=len(layers),
         dtype=model.dtype,
         resources={FREQUENCIES: TokenFrequencies(ranks, ranks)},
@@ -349,11 +321,11 @@ def analysing(model: PreTrainedModel, batch: Batch, measured: Sequence[Analysis]
         batch: The batch, on the model's device.
         measured: The analyses to update.
     """
-    layout = layout_of(model.config)
+    facts = facts_of_config(model.config)
     layers = list(range(1, model.config.num_hidden_layers + 1))
-    needs = [analysis.requirements(analysis.options, layout) for analysis in measured]
+    needs = [analysis.requirements(analysis.options, facts) for analysis in measured]
     hidden = [0, *layers] if any(each.hidden for each in needs) else ()
-    observer = Observer(model, layout, layers, hidden, feed_forward=any(each.feed_forward for each in needs))
+    observer = Observer(model, facts, layers, hidden, feed_forward=any(each.feed_forward for each in needs))
 
     def forward() -> None:
         with observer:

@@ -26,9 +26,9 @@ from transformers import PreTrainedTokenizerFast
 import normscope
 from benchmarks.commands import ANALYSES
 from docs import live_pictures
-from normscope.api.picture import Picture
 from normscope.data.toy_corpus import ToyCorpus
 from normscope.reporting.figure_text import caption_of
+from normscope.results.pictures import Picture
 from normscope.translation import toy
 from normscope.translation.training import train
 from tests.known_truth import CITIES, prompts, trained
@@ -175,7 +175,7 @@ def _from_python(folder: Path) -> Path:
     figures = folder / "figures"
     figures.mkdir(parents=True)
     model = normscope.load()
-    decompx = normscope.attribution_maps(model, SENTENCE, "decompx")["decompx"]
+    decompx = normscope.attribution_maps(model, SENTENCE, "decompx")
     _save(decompx.figure(), figures / "attribution_decompx.png")
     _save(normscope.similarity(model, *SIMILAR).figure(), figures / "similarity.png")
     _save(normscope.similarity(model, QUERY, DOCUMENTS).figure(), figures / "ranking.png")

@@ -90,7 +90,14 @@ def simulated() -> torch.device:
     _setup_privateuseone_for_python_backend(NAME)
     library = torch.library.Library("_", "IMPL")
     library.fallback(_run, "PrivateUse1")
-    simulated.library = library  # it is undone when the library is collected
+    factories = torch.library.Library("aten", "IMPL")
+    for made in (
+        aten.arange.default,
+        aten.arange.start,
+        aten.arange.start_step,
+    ):  # which torch resizes once it is there
+        factories.impl(made, functools.partial(_run, made), "PrivateUse1")
+    simulated.libraries = library, factories  # they are undone when they are collected
     torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` makes its result on the CPU and copies it
     return torch.device(NAME, 0)
 

@@ -8,7 +8,6 @@ from transformers import CONFIG_MAPPING, AutoModel
 from transformers.modeling_utils import PreTrainedModel
 
 from docs.architectures import LAYERS
-from normscope.models.infer.pointwise import replace_pointwise
 from normscope.models.load.loading import run_experts_in_float64
 
 SMALL: dict[int, tuple[str, ...]] = {
@@ -149,14 +148,11 @@ BUILT = {"gemma4_text": _LAYERS_DIFFER, "gemma4_unified_text": _LAYERS_DIFFER}
 """All values of configs that can't be changed later, since their layers differ."""
 
 
-def tiny_architecture(
-    model_type: str, dtype: torch.dtype = torch.float64, *, as_observed: bool = True
-) -> PreTrainedModel:
+def tiny_architecture(model_type: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     """A model in which all parameters are random.
 
     Args:
         model_type: The name of the architecture in transformers.
-        as_observed: Whether convolutions that read one token are linear layers, as in every model that is observed.
     """
     config: Any = CONFIG_MAPPING[model_type]()
     if not config.is_encoder_decoder:
@@ -173,8 +169,6 @@ def tiny_architecture(
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     run_experts_in_float64(model)
-    if as_observed:
-        replace_pointwise(model)
     return model.eval().requires_grad_(False)
 
 

@@ -128,7 +128,7 @@ def precision(learner: Trained, count: int, seed: int = 1) -> list[dict[str, Any
     """
     model = learner.model
     readout = PredictionReadout(Predictor(Head.NEXT_TOKEN, model.next_token_head, model.tokenizer))
-    methods: list[Any] = [*defined_methods(model.layout, None, MapStage.BLOCK), *Baseline]
+    methods: list[Any] = [*defined_methods(model.facts, None, MapStage.BLOCK), *Baseline]
     found: dict[str, list[tuple[float, float]]] = {str(method): [] for method in methods}
     found["random"] = []
     generator = np.random.default_rng([seed, 0])
@@ -142,8 +142,8 @@ def precision(learner: Trained, count: int, seed: int = 1) -> list[dict[str, Any
         if said != _VOCABULARY[answer]:
             continue
         mapped = [method for method in methods if isinstance(method, MapMethod)]
-        maps = model_maps(model.model, model.layout, inputs, mapped)
-        scores = token_scores(model.model, model.layout, inputs, readout, methods, maps)
+        maps = model_maps(model.model, model.facts, inputs, mapped)
+        scores = token_scores(model.model, model.facts, inputs, readout, methods, maps)
         facts = inputs["input_ids"].shape[1] - 1
         for method, values in scores.items():
             best = values[0, :facts].argsort(descending=True, stable=True)[: len(deciding)].tolist()

@@ -1,20 +1,19 @@
 """Tiny random models of every family, built from their transformers configs."""
 
-import dataclasses
 import functools
 import json
 import shutil
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.models.infer.layouts import layout_of_model
+from normscope.models.facts import ModelFacts, StackName
 from normscope.models.load.loading import run_experts_in_float64
-from normscope.models.sites.layout import ModelLayout, Stack
+from normscope.models.observe.reading import facts_of
 
 INPUTS = {
     "input_ids": torch.tensor([[5, 6, 7, 8], [9, 5, 6, 0]]),
@@ -272,16 +271,32 @@ STACK_CONFIGS: dict[str, dict[str, Any]] = {
 """Encoder–decoders; their stacks differ in depth and, where they can, in heads."""
 
 
-def proved_to(model: PreTrainedModel, layout: ModelLayout) -> float:
+def proved_to(model: PreTrainedModel) -> float:
     """What verification of an unchanged float64 model leaves: the norms of many families compute in float32."""
-    return 1e-6 if rounds_inside(model, layout) else 1e-12
+    return 1e-6 if rounds_inside(model) else 1e-12
 
 
-def rounds_inside(model: PreTrainedModel, layout: ModelLayout) -> bool:
-    """Whether a float64 model rounds to float32 inside, as the norms of many families do."""
-    kinds = {type(module).__name__ for module in model.modules()}
-    norms = ("RMSNorm", "T5LayerNorm", "OlmoLayerNorm", "DebertaLayerNorm", "BloomGelu")
-    return layout.float32_inside or any(name in kind for kind in kinds for name in norms)
+def rounds_inside(model: PreTrainedModel) -> bool:
+    """Whether a float64 model rounds what it makes of its tokens to float32, as the norms of many families do."""
+    inputs, rounding = token_batch(model, (7, 7)), _Rounding()
+    if model.config.is_encoder_decoder and model.get_encoder() is not model:
+        inputs |= {f"decoder_{name}": tensor for name, tensor in inputs.items()}
+    with torch.inference_mode(), rounding:
+        model(**inputs)
+    return rounding.found
+
+
+class _Rounding(TorchFunctionMode):
+    """Notes whether a function makes float32 of float64 numbers of tokens."""
+
+    found = False
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.dtype is torch.float32:
+            given = [each for each in args if isinstance(each, torch.Tensor) and each.dtype is torch.float64]
+            self.found = self.found or any(each.ndim > 2 and 7 in each.shape[1:3] for each in given)
+        return made
 
 
 def tiny_stack(model_type: str, stack: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -303,7 +318,7 @@ def tiny_model(config: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
-def layout_of(family: str, stack: Stack | None = None, config: PretrainedConfig | None = None) -> ModelLayout:
+def facts_for(family: str, stack: StackName | None = None, config: PretrainedConfig | None = None) -> ModelFacts:
     """The layout of a family's tiny model, or of a model with another config."""
     if config is None:
         settings = dict((STACK_CONFIGS if family in STACK_CONFIGS else FAMILY_CONFIGS)[family])
@@ -311,30 +326,10 @@ def layout_of(family: str, stack: Stack | None = None, config: PretrainedConfig 
     return _layout_of(config.to_json_string(), stack or ("encoder" if config.is_encoder_decoder else None))
 
 
-def changed(layout: ModelLayout, part: str | None, **fields: object) -> ModelLayout:
-    """A layout with other values of some fields, its own (None) or those of one of its parts."""
-    return _replaced(layout, part, fields)
-
-
-def changed_sites(
-    layout: ModelLayout, part: str | None, layers: Collection[int] | None = None, **fields: object
-) -> ModelLayout:
-    """A layout with other values of some fields of the sites of some layers (None for all), or of one of their parts."""
-    wanted = layout.attends if layers is None else layers
-    sites = (_replaced(site, part, fields) if site.layer in wanted else site for site in layout.sites)
-    return dataclasses.replace(layout, sites=tuple(sites))
-
-
-def _replaced(record: Any, part: str | None, fields: dict[str, object]) -> Any:
-    if part is None:
-        return dataclasses.replace(record, **fields)
-    return dataclasses.replace(record, **{part: dataclasses.replace(getattr(record, part), **fields)})
-
-
 @functools.cache
-def _layout_of(config: str, stack: Stack | None) -> ModelLayout:
+def _layout_of(config: str, stack: StackName | None) -> ModelFacts:
     model = tiny_model(json.loads(config), torch.float64)
-    return layout_of_model(model.get_encoder() if stack == "encoder" else model, stack)
+    return facts_of(model.get_encoder() if stack == "encoder" else model, stack)
 
 
 def token_batch(model: PreTrainedModel, lengths: tuple[int, ...], seed: int = 1) -> dict[str, torch.Tensor]:

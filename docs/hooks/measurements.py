@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.commands import PHASES as COMMAND_PHASES
 from benchmarks.peer_tasks import TASKS
-from benchmarks.scenarios import BARE, BLOCKS, EAGER, LAST_ROW, RECORDED
+from benchmarks.scenarios import BARE, BLOCKS, EAGER, LAST_ROW
 from docs.hooks.markdown import ROOT, table
 
 MEASURED = ROOT / "benchmarks" / "measured"
@@ -24,10 +24,6 @@ WAYS = {
     "feedforward": "feedforward (whole layers)",
 }
 """What the measurements call combinations of analyses, in words."""
-
-
-_RECORDED_PROMPT = 512
-"""Number of tokens in the prompt of the recorded generation."""
 
 
 def with_tables(page: str) -> str:
@@ -94,7 +90,7 @@ def _lengths() -> str:
 def _attention() -> str:
     """Attention between tokens and regions by length, compared with a pass with fused attention and with eager mode."""
     rows = []
-    passes = [row for row in _rows("attention") if row["way"] not in (BARE, RECORDED)]
+    passes = [row for row in _rows("attention") if row["way"] != BARE]
     bare = {row["length"]: row for row in _rows("attention") if row["way"] == BARE}
     for length, same in itertools.groupby(passes, key=lambda row: row["length"]):
         by_way, of_pass = {row["way"]: row for row in same}, bare[length]
@@ -107,19 +103,6 @@ def _attention() -> str:
         told = (f"{length:,}", str(of_pass["layers"]), f"{of_pass['seconds']:.1f} s, {of_pass['mebibytes']:,} MiB")
         rows.append((*told, *cells))
     return table(("tokens", "layers", "fused pass, peak", LAST_ROW, BLOCKS, "`output_attentions=True`"), rows)
-
-
-def _recording() -> str:
-    """A recorded generation compared with an unrecorded one."""
-    rows = {row["way"]: row for row in _rows("attention") if row["length"] == _RECORDED_PROMPT}
-    header = ("200 tokens after a prompt of 512", "seconds", "time / unrecorded", "peak MiB")
-    return table(
-        header,
-        [
-            (name, f"{row['seconds']:.1f}", f"{row['time_ratio']:.2f}", f"{row['mebibytes']:,}")
-            for name, row in (("unrecorded", rows[BARE]), ("recorded", rows[RECORDED]))
-        ],
-    )
 
 
 def _commands() -> str:
@@ -235,7 +218,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "shapes": _shapes,
     "lengths": _lengths,
     "attention": _attention,
-    "recording": _recording,
     "commands": _commands,
     "peers": _peers,
     "gpu": _gpu,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from docs.hooks.markdown import code, table
 from normscope.analyses.registry import analyses
-from normscope.results.declare import Published, Rollup, Table
+from normscope.results.declare import Declared, Rollup, Table
 from normscope.results.run_tables import COMPARISON, CROSSINGS, MAPS, RUN_TABLES, TRAINING
 
 
@@ -19,7 +19,7 @@ def page() -> str:
     ]
     for name, info in analyses().items():
         parts.append(f"## {info.title} {{#{name}}}\n")
-        parts.append(_published(name, info.published))
+        parts.append(_declared(name, info.declared))
     parts.append("## Every run {#run}\n")
     parts += [_table(name, info) for name, info in RUN_TABLES.items()]
     parts.append("## Token maps {#maps}\n")
@@ -31,14 +31,14 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _published(name: str, published: Published) -> str:
-    parts = [_table(f"{name}_{table_name}", info) for table_name, info in published.tables.items()]
-    if published.metrics:
+def _declared(name: str, declared: Declared) -> str:
+    parts = [_table(f"{name}_{table_name}", info) for table_name, info in declared.tables.items()]
+    if declared.metrics:
         parts.append("**Metrics**\n")
-        parts.append(_names(name, published.metrics, "metric"))
-    if published.curves:
+        parts.append(_names(name, declared.metrics, "metric"))
+    if declared.curves:
         parts.append("**Curves**\n")
-        parts.append(_names(name, published.curves, "curve"))
+        parts.append(_names(name, declared.curves, "curve"))
     return "\n".join(parts)
 
 

@@ -6,7 +6,7 @@ import torch
 from normscope.analyses.base import Analysis, AnalysisContext
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.results.axes import LAYER
-from normscope.results.declare import Published, Rollup, Table
+from normscope.results.declare import Declared, Rollup, Table
 from normscope.results.result import Result
 from normscope.statistics.mean import Mean
 
@@ -16,7 +16,7 @@ class InputLengthOptions(AnalysisConfig):
     order: float = 2.0
 
 
-PUBLISHED = Published(
+DECLARED = Declared(
     tables={"by_layer": Table(rows=(LAYER,), values={"length": "Mean length of the vectors that enter the block."})},
     metrics=(Rollup("mean", "Mean length over layers.", of="by_layer.length"),),
     curves=(Rollup("length", "Mean length.", of="by_layer.length", label="length"),),
@@ -27,7 +27,7 @@ INFO = AnalysisInfo(
     InputLengthOptions,
     "normscope_input_length:InputLength",
     question="How long are the vectors that enter a block?",
-    published=PUBLISHED,
+    declared=DECLARED,
 )
 
 

@@ -5,7 +5,7 @@ import normscope
 
 model = normscope.load("google-bert/bert-base-uncased")
 normscope.decompose(model, "Attention is not only a weight.").table
-normscope.attribute(model, "A lovely film.", target=lambda hidden: hidden[0, 3]).scores
+normscope.attribute(model, "A lovely film.", target=lambda hidden: hidden[0, 3]).table
 for block in normscope.observe(model, ["one sentence", ("and", "a pair")]):
     print(block.layer, block.mixing_ratios)
 ```
@@ -23,29 +23,17 @@ from normscope.distribution import VERSION as __version__
 if TYPE_CHECKING:
     from normscope.api import (
         Answer,
-        AttentionValues,
-        Attribution,
-        AttributionMap,
-        AttributionMaps,
-        Attributions,
         Callback,
-        Decomposition,
-        Decompositions,
         Label,
         MaskedToken,
         NextToken,
-        Similarities,
-        Similarity,
         SimilarityTo,
         attention,
         attribute,
         attribution_maps,
         decompose,
-        draw,
         load,
-        load_attribution,
         observe,
-        record_attention,
         run,
         similarity,
         wrap,
@@ -58,21 +46,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
-    "AttentionValues",
-    "Attribution",
-    "AttributionMap",
-    "AttributionMaps",
-    "Attributions",
     "Callback",
-    "Decomposition",
-    "Decompositions",
     "Label",
     "LivePage",
     "MaskedToken",
     "NextToken",
     "Result",
-    "Similarities",
-    "Similarity",
     "SimilarityTo",
     "__version__",
     "attention",
@@ -80,14 +59,11 @@ __all__ = [
     "attribution_maps",
     "compare",
     "decompose",
-    "draw",
     "explore",
     "load",
-    "load_attribution",
     "observe",
     "page",
     "read",
-    "record_attention",
     "run",
     "similarity",
     "wrap",

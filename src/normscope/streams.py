@@ -1,22 +1,23 @@
-"""The standard streams of a command: what is printed never fails it, and never acts on the terminal.
+"""The standard streams of a command: what is printed never acts on the terminal.
 
-A closed or full stream loses what is printed, and the exit status stays that of the results. Signs that the encoding of a
-terminal lacks are spelled. Control characters, which names and tokens of others may contain, are escaped (`errors.escaped`).
+What is printed to a reader or a terminal that has gone is lost, and the exit status stays that of the results. Signs that the
+encoding of a terminal lacks are spelled. Control characters, which names and tokens of others may contain, are escaped
+(`errors.escaped`).
 """
 
 import codecs
 import contextlib
+import errno
 import io
-import locale
 import os
-import select
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
-from typing import Any, TextIO
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-from normscope.errors import escaped
+from normscope.errors import InputError, escaped, one_line
 
 WIDTH = 80
 """Characters of a line."""
@@ -33,38 +34,28 @@ def no_bar(steps: Iterable[Any], _total: int, _title: str) -> Iterable[Any]:
 _SPELLED = {
     "−": "-",
     "–": "-",
-    "—": "-",
     "…": "...",
     "×": "x",
     "·": "*",
     "±": "+-",
     "≤": "<=",
-    "≥": ">=",
     "→": "->",
     "█": "#",
     "‖": "||",
     "’": "'",
-    "‘": "'",
     "“": '"',
     "”": '"',
-    "Σ": "sum ",
-    "√": "sqrt",
-    "α": "alpha",
-    "β": "beta",
-    "γ": "gamma",
-    "ρ": "rho",
-    "σ": "sigma",
-    "λ": "lambda",
-    "Δ": "delta ",
-    "μ": "mu",
 }
-"""What stands for our own signs where an encoding lacks them."""
+"""What stands for our own signs where an encoding lacks them. Greek letters have names."""
 
 _SUPERSCRIPTS = dict(zip("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789", strict=True))
 """Replacements for the characters of an exponent, which begins with a caret: `10^-3`."""
 
 _UP = "\x1b[A"
 """What progress bars print on a terminal besides text and the start of the line: one line up."""
+
+_GONE = (errno.EPIPE, errno.EIO)
+"""Errors of a stream whose reader or terminal has gone."""
 
 _BYTES = "".join(map(chr, range(0xDC80, 0xDD00)))
 """Bytes of names that are no text, as Python reads them."""
@@ -100,84 +91,52 @@ def _shell_escaped(character: str) -> str:
 
 
 def open_streams() -> None:
-    """Make standard output and error safe to print to, until the process ends. Streams that are no descriptors stay."""
-    for descriptor in (0, 1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:  # closed; the next file that is opened would take its place, and what is printed would go there
-            os.open(os.devnull, os.O_RDWR)
-    if sys.stdin is None:
-        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - until the process ends
-    for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        stream: TextIO | None = getattr(sys, name)
-        if stream is None or (_descriptor(stream) == descriptor and not isinstance(stream, Printed)):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.flush()
-            encoding = stream.encoding if stream is not None else locale.getpreferredencoding(do_setlocale=False)
-            setattr(sys, name, Printed(descriptor, encoding))
+    """Make standard output and error safe to print to, until the process ends. Streams that others have put there stay."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:  # closed: the next file that is opened takes its place, which should not be one of results
+            setattr(sys, name, open(os.devnull, "w" if descriptor else "r", encoding="utf-8"))  # noqa: SIM115
+        elif descriptor and stream is getattr(sys, f"__{name}__"):
+            setattr(sys, name, Printed(stream))
 
 
 class Printed(io.TextIOWrapper):
-    """Text to a descriptor, which stays open."""
+    """What is printed to a stream, with control characters escaped and with signs that its encoding has."""
 
-    def __init__(self, descriptor: int, encoding: str) -> None:
-        raw = _Descriptor(descriptor)
-        terminal = raw.isatty()
-        super().__init__(
-            io.BufferedWriter(raw),
-            encoding=encoding,
-            errors=_ERRORS,
-            line_buffering=terminal or descriptor == 2,
-        )
-        self._redraws = terminal and descriptor == 2
-        self._kept = "\n" if terminal else f"\n{_BYTES}"
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        super().__init__(stream.buffer, stream.encoding, errors=_ERRORS, line_buffering=stream.line_buffering)
+        self._redraws = stream.isatty() and stream.fileno() == 2
+        self._kept = "\n" if stream.isatty() else f"\n{_BYTES}"
 
     def write(self, text: str) -> int:
-        """Write text, with control characters escaped."""
-        super().write(_redrawn(text) if self._redraws else escaped(text, keep=self._kept))
+        """Write a text."""
+        with self._lost():
+            super().write(_redrawn(text) if self._redraws else escaped(text, keep=self._kept))
         return len(text)
 
+    def flush(self) -> None:
+        """Write what is buffered."""
+        with self._lost():
+            super().flush()
 
-class _Descriptor(io.RawIOBase):
-    """Bytes to a descriptor, which are lost if it does not take them: its reader has gone, or its disk is full."""
+    @contextlib.contextmanager
+    def _lost(self) -> Iterator[None]:
+        """Context in which the reader may have gone; what is printed is then lost.
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def writable(self) -> bool:
-        """Yes."""
-        return True
-
-    def fileno(self) -> int:
-        """The descriptor."""
-        return self._descriptor
-
-    def isatty(self) -> bool:
-        """Whether a terminal shows it."""
-        return os.isatty(self._descriptor)
-
-    def write(self, data: Any, /) -> int:
-        """Write bytes, or lose them."""
-        while True:
-            try:
-                return os.write(self._descriptor, data)
-            except BlockingIOError:
-                select.select([], [self._descriptor], [])
-            except OSError:
-                return len(data)
+        Raises:
+            InputError: If anything else does not take the text, such as a full disk.
+        """
+        try:
+            yield
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # for what is buffered, and all that follows
+            if error.errno not in _GONE:
+                raise InputError(f"{self.name}: cannot be written to: {one_line(error)}") from error
 
 
 def _redrawn(text: str) -> str:
     """Text for a terminal on which progress bars are drawn."""
     return _UP.join(escaped(part, keep="\n\r") for part in text.split(_UP))
-
-
-def _descriptor(stream: TextIO) -> int | None:
-    try:
-        return stream.fileno()
-    except (OSError, ValueError, AttributeError):  # an object of a notebook or a test
-        return None
 
 
 def _spelled(error: UnicodeError) -> tuple[str | bytes, int]:
@@ -190,7 +149,8 @@ def _spelled(error: UnicodeError) -> tuple[str | bytes, int]:
         return f"{'^' * begins}{_SUPERSCRIPTS[missing]}", after
     if missing in _BYTES:
         return bytes([ord(missing) - 0xDC00]), after
-    return _SPELLED.get(missing) or ascii(missing)[1:-1], after
+    greek, _, letter = unicodedata.name(missing, "").lower().rpartition("letter ")
+    return letter if greek.startswith("greek") else _SPELLED.get(missing) or ascii(missing)[1:-1], after
 
 
 _ERRORS = "normscope.spelled"

@@ -12,7 +12,8 @@ from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import run_experts_in_float64
 from normscope.models.load.task_heads import Head
 from tests.contract.test_attribution_targets import with_head
-from tests.tiny import layout_of
+from tests.one_text import attribute
+from tests.tiny import facts_for
 
 PROMPT = "the lady cracked three eggs"
 ANSWER = " onions the film"
@@ -22,9 +23,9 @@ EXACT = {"rtol": 0, "atol": 1e-10}
 def causal(model_type, tokenizer):
     head = with_head(AutoModelForCausalLM, model_type, vocab_size=len(tokenizer))
     run_experts_in_float64(head)
-    layout = layout_of(model_type, config=head.config)
+    facts = facts_for(model_type, config=head.config)
     return LoadedModel(
-        head.base_model, tokenizer, layout, "tiny", None, 30,
+        head.base_model, tokenizer, facts, "tiny", None, 30,
         load_head=lambda kind: head if kind is Head.NEXT_TOKEN else None,
     )  # fmt: skip
 
@@ -58,8 +59,8 @@ def test_an_answer_is_the_sum_of_its_tokens(model_type, tokenizer):
     """One target at a time, each after the prompt and the answer so far, gives the rows of the matrix and their sum."""
     model = causal(model_type, tokenizer)
     prompt, answer = ids_of(model)
-    whole = normscope.attribute(model, PROMPT, normscope.Answer(ANSWER))
-    each = normscope.attribute(model, PROMPT, normscope.Answer(answer, matrix=True))
+    whole = attribute(model, PROMPT, normscope.Answer(ANSWER))
+    each = attribute(model, PROMPT, normscope.Answer(answer, matrix=True))
     assert whole.tokens == tuple(tokenizer.convert_ids_to_tokens([*prompt, *answer[:-1]]))
     assert dict(whole.sides) == {"prompt": len(prompt), "answer": len(answer) - 1}
     text = encoding_of(model, [*prompt, *answer[:-1]])
@@ -67,7 +68,7 @@ def test_an_answer_is_the_sum_of_its_tokens(model_type, tokenizer):
     scores, values = [], []
     for number, token in enumerate(answer):
         position = len(prompt) - 1 + number
-        one = normscope.attribute(model, text, normscope.NextToken(token, position=position))
+        one = attribute(model, text, normscope.NextToken(token, position=position))
         scores.append(one.scores)
         values.append(float(logits[position, token]))
         assert one.target == pytest.approx(values[-1], rel=1e-5)  # Qwen's norms round to float32
@@ -83,7 +84,7 @@ def test_an_answer_is_the_sum_of_its_tokens(model_type, tokenizer):
 
 def test_what_a_log_probability_leaves_over_is_the_entropy(model):
     prompt, answer = ids_of(model)
-    found = normscope.attribute(model, PROMPT, normscope.Answer(ANSWER, measure="log_probability"))
+    found = attribute(model, PROMPT, normscope.Answer(ANSWER, measure="log_probability"))
     logits = logits_of(model, [*prompt, *answer[:-1]])[len(prompt) - 1 :]
     logarithms = logits.log_softmax(dim=-1)
     assert found.target == pytest.approx(float(logarithms.gather(1, torch.tensor(answer)[:, None]).sum()))
@@ -91,36 +92,36 @@ def test_what_a_log_probability_leaves_over_is_the_entropy(model):
     means = (logarithms.exp() * logits).sum(dim=-1)
     rest = float((logits.gather(1, torch.tensor(answer)[:, None])[:, 0] - means).sum())
     assert found.scores.sum() + found.bias == pytest.approx(rest)
-    assert "minus the entropy" in repr(found)
+    assert "minus the entropy" in found.sentence
 
 
 def test_the_models_own_answer_is_its_most_likely_continuation(model):
-    found = normscope.attribute(model, PROMPT, normscope.Answer(tokens=4))
+    found = attribute(model, PROMPT, normscope.Answer(tokens=4))
     ids, answer = list(ids_of(model)[0]), []
     for _ in range(4):
         answer.append(int(logits_of(model, ids)[-1].argmax()))
         ids.append(answer[-1])
-    given = normscope.attribute(model, PROMPT, normscope.Answer(answer))
+    given = attribute(model, PROMPT, normscope.Answer(answer))
     assert found.tokens == given.tokens
     assert found.target == pytest.approx(given.target)
     model.next_token_head.generation_config.eos_token_id = answer[1]
     end = answer.index(answer[1])  # the answer may have begun with this token
-    ended = normscope.attribute(model, PROMPT, normscope.Answer(tokens=4))
+    ended = attribute(model, PROMPT, normscope.Answer(tokens=4))
     assert ended.sides["answer"] == end
-    long = normscope.attribute(model, PROMPT, normscope.Answer(answer[:1] * 20))
+    long = attribute(model, PROMPT, normscope.Answer(answer[:1] * 20))
     assert len(long.tokens) <= model.max_length
 
 
 def test_why_this_and_not_that(model):
     """Differences of targets are differences of everything that is published about them."""
-    this, that = (normscope.attribute(model, PROMPT, normscope.NextToken(token)) for token in ("film", "onions"))
-    found = normscope.attribute(model, PROMPT, normscope.NextToken("film"), against="onions")
+    this, that = (attribute(model, PROMPT, normscope.NextToken(token)) for token in ("film", "onions"))
+    found = attribute(model, PROMPT, normscope.NextToken("film"), against="onions")
     np.testing.assert_allclose(found.scores, this.scores - that.scores, **EXACT)
     assert found.target == pytest.approx(this.target - that.target)
     assert found.what == "logit of 'film' minus that of 'onions' as the next token"
     answers = (" onions film", " the lady film")
-    this, that = (normscope.attribute(model, PROMPT, normscope.Answer(answer)) for answer in answers)
-    found = normscope.attribute(model, PROMPT, normscope.Answer(answers[0]), against=answers[1])
+    this, that = (attribute(model, PROMPT, normscope.Answer(answer)) for answer in answers)
+    found = attribute(model, PROMPT, normscope.Answer(answers[0]), against=answers[1])
     length = this.sides["prompt"]
     assert dict(found.sides) == {"prompt": length, "answer": 1, "against": 2}
     expected = [*(this.scores[:length] - that.scores[:length]), *this.scores[length:], *-that.scores[length:]]
@@ -132,17 +133,17 @@ def test_why_this_and_not_that(model):
 @pytest.mark.slow
 def test_spans_add_up_their_tokens(model):
     spans = {"eggs": (23, 27), "lady": (4, 16)}  # the lady cracked three eggs
-    found = normscope.attribute(model, PROMPT, normscope.Answer(ANSWER), spans=spans)
+    found = attribute(model, PROMPT, normscope.Answer(ANSWER), spans=spans)
     words = ["rest", "rest", "lady", "lady", "rest", "eggs"]
     assert found.tokens[: len(words)] == ("[CLS]", "the", "lady", "cracked", "three", "eggs")
     assert list(found.spans) == ["lady", "eggs", "rest"]
     for name, value in found.spans.items():
         members = [at for at, word in enumerate(words) if word == name]
         assert value == pytest.approx(found.scores[members].sum())
-    one = normscope.attribute(model, PROMPT, normscope.NextToken("film"), spans=spans)
+    one = attribute(model, PROMPT, normscope.NextToken("film"), spans=spans)
     assert sum(one.spans.values()) == pytest.approx(one.scores.sum())
-    assert "by span: lady" in repr(one)
-    by_word = normscope.attribute(model, PROMPT, normscope.NextToken("film"), spans=spans, level="word")
+    assert "by span: lady" in one.sentence
+    by_word = attribute(model, PROMPT, normscope.NextToken("film"), spans=spans, level="word")
     assert by_word.spans == pytest.approx(one.spans)
 
 
@@ -180,4 +181,4 @@ def test_spans_add_up_their_tokens(model):
 )
 def test_invalid_answers_and_spans_are_refused(model, target, others, message):
     with pytest.raises(InputError, match=message):
-        normscope.attribute(model, PROMPT, target, **others)
+        attribute(model, PROMPT, target, **others)

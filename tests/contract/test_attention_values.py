@@ -1,14 +1,16 @@
 """`normscope.attention` against the attention that transformers returns in eager mode, and against sums by hand."""
 
 import functools
+import gc
 import itertools
+import weakref
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import BatchEncoding
+from transformers import AutoConfig, AutoModelForCausalLM, BatchEncoding
 
 import normscope
 from normscope.api import attention_values
@@ -20,7 +22,9 @@ from normscope.models.blocks import region_sums
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.tokenizer_loading import TokenNames
 from normscope.models.observe.observer import Observer
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, tiny_model, tiny_stack, token_batch
+from normscope.rounding import number
+from tests.one_text import attention
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, facts_for, tiny_model, tiny_stack, token_batch
 
 LENGTHS = (9, 6, 3)
 EXACT = {"rtol": 0, "atol": 1e-12}  # float64
@@ -46,31 +50,31 @@ saved = functools.cache(normscope.load)
 
 def loaded(model, family, stack=None) -> LoadedModel:
     names = TokenNames.of([str(number) for number in range(99)])
-    return LoadedModel(model, names, layout_of(family, stack), family, None, None)
+    return LoadedModel(model, names, facts_for(family, stack), family, None, None)
 
 
-def eager(model, layout, inputs, field="attentions") -> torch.Tensor:
+def eager(model, facts, inputs, field="attentions") -> torch.Tensor:
     """What `output_attentions=True` returns, by layer."""
     own = model.config._attn_implementation
     try:
         with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
             model.config._attn_implementation = "eager"
-            if layout.registry:  # other families run the same softmax while they are observed
+            if facts.calls_function:  # other families run the same softmax while they are observed
                 patch.setattr(torch.nn.functional, "softmax", in_float64)
             return torch.stack(model(**inputs, output_attentions=True)[field])
     finally:
         model.config._attn_implementation = own
 
 
-@pytest.mark.spread(8)
+@pytest.mark.spread(4)
 def test_weights_are_those_of_eager_attention(family, family_model):
     """With grouped queries, windows, sinks, soft caps, ALiBi and padding, whichever the family has."""
     inputs = token_batch(family_model, LENGTHS)
     model = loaded(family_model, family)
     if model.batching is not Batching.PADDED:
         inputs = {name: tensor[:1] for name, tensor in inputs.items()}
-    weights = eager(family_model, model.layout, inputs)
-    found = normscope.attention(model, BatchEncoding(inputs))
+    weights = eager(family_model, model.facts, inputs)
+    found = attention(model, BatchEncoding(inputs))
     for row, values in enumerate(found if isinstance(found, list) else [found]):
         expected = weights[:, row, :, : LENGTHS[row], : LENGTHS[row]]
         assert [*values.axes] == ["layer", "head", "query", "key"]
@@ -81,7 +85,7 @@ def test_weights_are_those_of_eager_attention(family, family_model):
 @pytest.mark.parametrize(("family", "stack"), itertools.product(["bart", "m2m_100", "marian"], ["decoder", "cross"]))
 def test_weights_of_decoders_are_those_of_eager_attention(family, stack):
     model = tiny_stack(family, stack, torch.float64)
-    found = normscope.attention(loaded(model, family, stack), ("5 6 7 8 9 10", "11 12 13 14"))
+    found = attention(loaded(model, family, stack), ("5 6 7 8 9 10", "11 12 13 14"))
     source, target = (found.axes[name] for name in ("key", "query")) if stack == "cross" else (["5"] * 6, found.keys)
     assert (len(source), len(target)) == (6, 4)
     start = model.config.decoder_start_token_id
@@ -91,7 +95,7 @@ def test_weights_of_decoders_are_those_of_eager_attention(family, stack):
     }
     field = "cross_attentions" if stack == "cross" else "decoder_attentions"
     torch.testing.assert_close(
-        torch.from_numpy(found.values), eager(model, layout_of(family, stack), inputs, field)[:, 0], **EXACT
+        torch.from_numpy(found.values), eager(model, facts_for(family, stack), inputs, field)[:, 0], **EXACT
     )
 
 
@@ -133,7 +137,7 @@ def by_hand(model, family, ids, measure) -> torch.Tensor:
                     scores = scores + block.mask.bias[0]
                 found.append(scores.masked_fill(block.weights[0] == 0, -torch.inf))
 
-    with Observer(model, layout_of(family)) as observer:
+    with Observer(model, facts_for(family)) as observer:
         observer.run({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, visit)
     return torch.stack(found)
 
@@ -162,7 +166,7 @@ VALUES = [
 """Every measure with all regions, every measure with all families, and every family with all regions."""
 
 
-@pytest.mark.spread(16)
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(("measure", "regions", "family"), VALUES)
 def test_values_of_regions_are_sums_over_their_pairs(family, regions, measure, monkeypatch):
     family_model = model_of(family)
@@ -171,9 +175,7 @@ def test_values_of_regions_are_sums_over_their_pairs(family, regions, measure, m
     monkeypatch.setattr(region_sums, "_TILE_AT_ONCE", 5)
     ids = token_batch(family_model, (9,))["input_ids"]
     queries, keys = REGIONS[regions]
-    found = normscope.attention(
-        loaded(family_model, family), ids[0].tolist(), queries=queries, keys=keys, measure=str(measure)
-    )
+    found = attention(loaded(family_model, family), ids[0].tolist(), queries=queries, keys=keys, measure=str(measure))
     expected = summed(by_hand(family_model, family, ids, measure), members(queries), members(keys), measure)
     close = EXACT if measure in ("weight", "score") else {"rtol": 1e-9, "atol": 1e-12}
     torch.testing.assert_close(torch.from_numpy(found.values), expected, **close)
@@ -185,16 +187,16 @@ def test_heads_layers_and_the_strongest_keys(regions):
     queries, keys = REGIONS[regions]
     asked = {"queries": queries, "keys": keys}
     ids = list(range(5, 14))
-    every = normscope.attention(model, ids, **asked)
-    some = normscope.attention(model, ids, **asked, layers=[3, 1], heads=[4, 2])
+    every = attention(model, ids, **asked)
+    some = attention(model, ids, **asked, layers=[3, 1], heads=[4, 2])
     assert (some.axes["layer"], some.axes["head"]) == ((1, 3), (4, 2))
     np.testing.assert_allclose(some.values, every.values[[0, 2]][:, [3, 1]], atol=1e-15)
-    mean = normscope.attention(model, ids, **asked, reduce="mean")
+    mean = attention(model, ids, **asked, reduce="mean")
     assert [*mean.axes] == ["layer", "query", "key"]
     np.testing.assert_allclose(mean.values, every.values.mean(axis=1), atol=1e-15)
-    largest = normscope.attention(model, ids, **asked, reduce="max")
+    largest = attention(model, ids, **asked, reduce="max")
     np.testing.assert_allclose(largest.values, every.values.max(axis=1), atol=1e-15)
-    strongest = normscope.attention(model, ids, **asked, top=2)
+    strongest = attention(model, ids, **asked, top=2)
     assert [*strongest.axes] == ["layer", "head", "query", "rank"]
     np.testing.assert_allclose(strongest.values, -np.sort(-every.values, axis=-1)[..., :2], atol=1e-15)
     picked = np.take_along_axis(every.values, strongest.strongest, axis=-1)
@@ -209,27 +211,56 @@ def test_heads_layers_and_the_strongest_keys(regions):
 def test_a_text_its_words_and_spans(saved_model, tmp_path):
     model = saved(str(saved_model))
     text = "The unbelievable bridge was closed."
-    words = normscope.attention(model, text, queries="last", keys="words", reduce="mean")
-    every = normscope.attention(model, text, queries=-1, reduce="mean")
+    words = attention(model, text, queries="last", keys="words", reduce="mean")
+    every = attention(model, text, queries=-1, reduce="mean")
     assert words.keys == ("[CLS]", "the", "unbelievable", "bridge", "was", "closed", ".", "[SEP]")
     of_word = [place for place, token in enumerate(every.keys) if token in ("bridge",)]
     np.testing.assert_allclose(words.values[:, 0, 3], every.values[:, 0, of_word[0]], rtol=1e-6)
     np.testing.assert_allclose(words.values.sum(axis=-1), 1, rtol=1e-5)
-    spans = normscope.attention(
-        model, text, queries=[-1], keys={"noun": (4, 23), "end": slice(-2, None)}, reduce="mean"
-    )
+    spans = attention(model, text, queries=[-1], keys={"noun": (4, 23), "end": slice(-2, None)}, reduce="mean")
     assert spans.axes["key"] == ("noun", "end")
     np.testing.assert_allclose(spans.values[:, 0, 0], words.values[:, 0, 2:4].sum(axis=-1), rtol=1e-5)
     np.testing.assert_allclose(spans.values[:, 0, 1], words.values[:, 0, -2:].sum(axis=-1), rtol=1e-5)
-    gaps = normscope.attention(model, text, queries=-1, keys={"ends": [0, slice(-2, None)]}, reduce="mean")
+    gaps = attention(model, text, queries=-1, keys={"ends": [0, slice(-2, None)]}, reduce="mean")
     np.testing.assert_allclose(gaps.values[:, 0, 0], words.values[:, 0, [0, -2, -1]].sum(axis=-1), rtol=1e-5)
-    spans.save(tmp_path / "spans.parquet")
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "spans.parquet"), spans.table)
-    pair = normscope.attention(model, (text, "Why?"), queries="answer", keys=["prompt", "answer"])
-    texts = normscope.attention(model, (text, "Why?"), queries="texts", keys="texts")
+    spans.result.save(tmp_path)
+    read = normscope.read(tmp_path)
+    pd.testing.assert_frame_equal(read.table, spans.table, check_dtype=False)  # float32
+    np.testing.assert_array_equal(read.maps[0].maps["attn_w"], spans.values, strict=True)
+    assert repr(read) == repr(spans.result)
+    pair = attention(model, (text, "Why?"), queries="answer", keys=["prompt", "answer"])
+    texts = attention(model, (text, "Why?"), queries="texts", keys="texts")
     np.testing.assert_allclose(pair.values[:, :, 0], texts.values[:, :, 1], rtol=1e-5)
-    several = normscope.attention(model, [text, "Why?"], queries="last", keys="last")
+    several = attention(model, [text, "Why?"], queries="last", keys="last")
     assert [values.values.shape for values in several] == [(3, 4, 1, 1)] * 2
+
+
+@pytest.mark.parametrize("measure", ["weight", "share"])
+def test_maps_and_words_follow_from_the_values(saved_model, measure):
+    """What all heads pass, what single heads pass, and the strongest keys, from the array."""
+    model, text = saved(str(saved_model)), "The old bridge was closed."
+    found = attention(model, text, queries=[-1, 2], measure=measure)
+    (name,) = found.map.maps
+    over = np.sum if measure == "share" else np.mean
+    np.testing.assert_allclose(found.map.maps[name], over(found.values, axis=1), rtol=1e-6, atol=1e-9)
+    np.testing.assert_array_equal(found.map.head_maps[name], found.values)
+    assert found.map.query_places == (len(found.keys) - 1, 2)
+    strongest = found.result.tables["strongest"]
+    for query, (place, rows) in enumerate(strongest.groupby("query", sort=False)):
+        means = found.values[:, :, query].mean(axis=(0, 1))
+        order = np.argsort(-np.abs(means), kind="stable")[:12]
+        assert place == found.map.query_places[query]
+        assert rows["key"].tolist() == order.tolist()
+        np.testing.assert_allclose(rows["mean"], means[order], rtol=1e-6)
+        for row in rows.itertuples():
+            assert abs(row.largest) == np.abs(found.values[:, :, query, row.key]).max()
+            assert row.largest == found.values[row.layer - 1, row.head - 1, query, row.key]
+    (sentence,) = found.result.sentences
+    first = strongest.iloc[0]
+    said = f"[SEP] ({len(found.keys) - 1}) receives the most from {first['key_token']} ({first['key']}): "
+    assert sentence == f"{said}{number(float(first['mean']))} on average."
+    part = attention(model, text, heads=[2, 1], measure=measure)
+    assert part.map.heads == 0, "the page counts heads from 1"
 
 
 @pytest.mark.spread(6)
@@ -266,7 +297,7 @@ def test_a_text_its_words_and_spans(saved_model, tmp_path):
 def test_bad_input_is_one_line(saved_model, asked, message):
     model = saved(str(saved_model))
     with pytest.raises(InputError) as error:
-        normscope.attention(model, "A short text.", **asked)
+        attention(model, "A short text.", **asked)
     assert message in str(error.value)
 
 
@@ -278,19 +309,32 @@ def test_an_answer_that_does_not_fit_is_refused_before_the_pass(saved_model, mon
     with pytest.raises(
         InputError, match=r"3 layers × 4 heads × 6 queries × 6 keys.*or set regions, reduce='mean' or top=K"
     ):
-        normscope.attention(model, "A short text.")
+        attention(model, "A short text.")
 
 
 def test_what_the_model_does_with_a_text_is_compared_at_the_rows():
-    """α of a model that attends to other keys than its attention function is given."""
+    """The attention output of a model whose code changes it where no function can be followed."""
     model = loaded(model_of("llama"), "llama")
-    output = model.model.layers[1].self_attn.o_proj
-    handle = output.register_forward_hook(lambda _module, _args, made: made * 1.01)
-    try:
-        with pytest.raises(InputError, match="the sum of αf\\(x\\) of layer 2 differs"):
-            normscope.attention(model, [5, 6, 7], queries="last")
-    finally:
-        handle.remove()
+
+    def changed(_module, _args, made):
+        made.numpy()[:] *= 1.01
+
+    model.model.layers[1].self_attn.o_proj.register_forward_hook(changed)
+    with pytest.raises(InputError, match=r"the sum of αf\(x\) of layer 2 differs"):
+        attention(model, [5, 6, 7], queries="last")
+
+
+def test_blocks_leave_nothing_in_memory():
+    model, left = model_of("llama"), []
+
+    def visit(block):
+        left.append(weakref.ref(block.parameters.projections))
+        return block.query, block.key_map, block.value
+
+    with Observer(model, facts_for("llama")) as observer:
+        observer.run(token_batch(model, (5, 3)), visit)
+    gc.collect()
+    assert {each() for each in left} == {None}
 
 
 class Largest(TorchDispatchMode):
@@ -306,6 +350,40 @@ class Largest(TorchDispatchMode):
         return found
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral"])
+def test_a_generated_text_has_the_weights_it_was_generated_with(family):
+    """Those that eager attention returned beside the cache, for two prompts that are padded together."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**FAMILY_CONFIGS[family] | {"pad_token_id": 0, "eos_token_id": 1})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    prompts = torch.tensor([[0, 0, 5, 9, 7], [30, 12, 9, 41, 8]])
+    generated = model.generate(
+        prompts,
+        attention_mask=(prompts != 0).long(),
+        max_new_tokens=6,
+        min_new_tokens=6,
+        do_sample=False,
+        output_attentions=True,
+        return_dict_in_generate=True,
+    )
+    wrapped = normscope.wrap(model)
+    for text, padding in enumerate([2, 0]):
+        ids = generated.sequences[text, padding:]
+        begins = prompts.shape[1] - padding
+        found = attention(
+            wrapped,
+            ids,
+            queries=range(begins - 1, len(ids) - 1),
+            keys={"question": slice(0, 2), "answer": slice(begins, None)},
+        )
+        for step, of_layers in enumerate(generated.attentions):
+            weights = torch.stack(of_layers)[:, text, :, -1]
+            dropped = prompts.shape[1] + step - weights.shape[-1]  # by the cache of a sliding window
+            weights = torch.nn.functional.pad(weights, (dropped, 0))[..., padding:]
+            expected = torch.stack([weights[..., :2].sum(-1), weights[..., begins:].sum(-1)], dim=-1)
+            np.testing.assert_allclose(found.values[:, :, step], expected.numpy(), atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("measure", "family"), [("weight", "llama"), ("norm", "llama"), ("share", "mistral")])
 def test_no_tensor_grows_with_the_square_of_the_length(measure, family, monkeypatch):
@@ -318,5 +396,5 @@ def test_no_tensor_grows_with_the_square_of_the_length(measure, family, monkeypa
     text = token_batch(model.model, (length,))["input_ids"][0].tolist()
     for queries, keys in (("last", None), (None, regions[:4]), (regions, regions)):
         with Largest() as largest:
-            normscope.attention(model, text, queries=queries, keys=keys, measure=measure, reduce="mean")
+            attention(model, text, queries=queries, keys=keys, measure=measure, reduce="mean")
         assert 0 < largest.size < length**2

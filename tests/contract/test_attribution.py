@@ -1,7 +1,5 @@
 """Attribution through all layers of every family, in float64, on a tiny random model with random biases and a padded batch."""
 
-from operator import attrgetter
-
 import pytest
 import torch
 
@@ -12,8 +10,10 @@ from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.vectors import Sources, carried, vector_maps
 from normscope.linear.rules import HeldFixed, Kind, Stack, marked, parts_from, stack_of
 from normscope.maths.choices import ValueBias
+from tests.family_modules import final_norm_of
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
-from tests.tiny import FAMILY_CONFIGS, layout_of, rounds_inside, tiny_model, token_batch
+from tests.oracles.networks import norm_weights
+from tests.tiny import FAMILY_CONFIGS, facts_for, rounds_inside, tiny_model, token_batch
 
 pytestmark = pytest.mark.networks
 
@@ -27,12 +27,12 @@ def inputs(family_model):
 
 
 @pytest.mark.parametrize("rule", ValueBias)
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 def test_vectors_add_up_to_the_hidden_vectors_and_scores_read_them_out(family, family_model, inputs, rule):
     """Σ_k x_{i⇐k} = h_i, and gradient × input gives what the vectors give, for any direction."""
     tokens = inputs["attention_mask"].bool()
-    passed = held_pass(family_model, layout_of(family), inputs)
-    vectors, hidden, _ = carried(family_model, layout_of(family), inputs, Sources(range(tokens.shape[1]), True), rule)
+    passed = held_pass(family_model, facts_for(family), inputs)
+    vectors, hidden, _ = carried(family_model, facts_for(family), inputs, Sources(range(tokens.shape[1]), True), rule)
     size = hidden[tokens].norm(dim=-1).max()
     torch.testing.assert_close(vectors.sum(dim=0)[tokens] / size, hidden[tokens] / size, **EXACT)
     generator = torch.Generator().manual_seed(3)
@@ -45,49 +45,49 @@ def test_vectors_add_up_to_the_hidden_vectors_and_scores_read_them_out(family, f
     assert float(found.error.max()) < 1e-12
     assert float(found.remainder.abs().max() / scale) < 1e-12
     assert (found.scores[~tokens] == 0).all()
-    _, shares = vector_maps(family_model, layout_of(family), inputs, rule)
+    _, shares = vector_maps(family_model, facts_for(family), inputs, rule)
     read = torch.einsum("kbtm,btm->btk", vectors, hidden / hidden.square().sum(dim=-1, keepdim=True))
     torch.testing.assert_close(shares[tokens], read[tokens], **EXACT)
     torch.testing.assert_close(shares.sum(dim=-1)[tokens], torch.ones(int(tokens.sum())).double(), rtol=0, atol=1e-10)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("model_type", ["bert", "llama", "deberta"])
 @pytest.mark.parametrize("rule", ValueBias)
 def test_groups_of_sources_change_nothing(model_type, rule, monkeypatch):
     """Nine tokens and the bias: together, or at most three at a time."""
     model = tiny_model(FAMILY_CONFIGS[model_type], torch.float64)
-    batch, layout = token_batch(model, LENGTHS), layout_of(model_type)
-    norms, shares = vector_maps(model, layout, batch, rule, keep=True)
+    batch, facts = token_batch(model, LENGTHS), facts_for(model_type)
+    norms, shares = vector_maps(model, facts, batch, rule, keep=True)
     monkeypatch.setitem(vectors_of_sources.ENTRIES_AT_ONCE, "cpu", 1)
     monkeypatch.setattr(vectors_of_sources, "_FEWEST", 3)
-    norms_in_groups, shares_in_groups = vector_maps(model, layout, batch, rule, keep=True)
+    norms_in_groups, shares_in_groups = vector_maps(model, facts, batch, rule, keep=True)
     for layer, expected in zip((*norms_in_groups, shares_in_groups), (*norms, shares), strict=True):
         torch.testing.assert_close(layer, expected, **EXACT)
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "model_type",
     ["bert", "albert", "gpt2", "llama", "gpt_neox", "olmo2", "modernbert", "deberta", "gemma2", "granite", "opt"],
 )
 def test_vectors_are_those_built_explicitly(model_type):
-    model, layout = tiny_model(FAMILY_CONFIGS[model_type], torch.float64), layout_of(model_type)
+    model, facts = tiny_model(FAMILY_CONFIGS[model_type], torch.float64), facts_for(model_type)
     inputs = token_batch(model, LENGTHS)
     tokens = inputs["attention_mask"].bool()
-    expected = explicit_vectors(model, layout, inputs)
-    if layout.stream.final_norm is not None:
-        norm = attrgetter(layout.stream.final_norm)(model)
+    expected = explicit_vectors(model, facts, inputs)
+    norm = final_norm_of(model)
+    if norm is not None:
         last: list[torch.Tensor] = []
         handle = norm.register_forward_pre_hook(lambda _module, args: last.append(args[0]))
         with torch.inference_mode():
             model(**inputs)
         handle.remove()
-        expected = scaled(layout.normalisation(norm, torch.device("cpu")), expected, last[0])
-    vectors = carried(model, layout, inputs, Sources(range(tokens.shape[1]), False), ValueBias.token).parts.permute(
+        expected = scaled(norm_weights(norm, facts), expected, last[0])
+    vectors = carried(model, facts, inputs, Sources(range(tokens.shape[1]), False), ValueBias.token).parts.permute(
         1, 2, 0, 3
     )
-    exact = {"rtol": 1e-5, "atol": 1e-5} if rounds_inside(model, layout) else {"rtol": 1e-9, "atol": 1e-9}
+    exact = {"rtol": 1e-5, "atol": 1e-5} if rounds_inside(model) else {"rtol": 1e-9, "atol": 1e-9}
     torch.testing.assert_close(vectors[tokens], expected[tokens], **exact)
 
 
@@ -95,7 +95,7 @@ def test_the_straightforward_decomposition_gives_the_same():
     """The benchmark's own implementation, which shares nothing with ours, bias and all."""
     model = tiny_model(FAMILY_CONFIGS["bert"], torch.float64)
     inputs = token_batch(model, LENGTHS)
-    vectors = carried(model, layout_of("bert"), inputs, Sources(range(max(LENGTHS)), True), ValueBias.token).parts
+    vectors = carried(model, facts_for("bert"), inputs, Sources(range(max(LENGTHS)), True), ValueBias.token).parts
     for row, expected in enumerate(decomposition(model, inputs)):
         length = LENGTHS[row]
         sources = [*range(length), max(LENGTHS)]
@@ -105,12 +105,12 @@ def test_the_straightforward_decomposition_gives_the_same():
 @pytest.mark.parametrize("rule", ValueBias)
 def test_values_biases_of_the_first_layer_belong_to_the_bias_or_to_their_tokens(rule):
     """With zero vectors in place of the tokens', only biases are left: b_V of the first layer is the one that may move."""
-    model, layout = tiny_model(FAMILY_CONFIGS["bert"], torch.float64), layout_of("bert")
+    model, facts = tiny_model(FAMILY_CONFIGS["bert"], torch.float64), facts_for("bert")
     norm = model.embeddings.LayerNorm
     torch.nn.init.zeros_(norm.weight)
     torch.nn.init.zeros_(norm.bias)
     inputs = token_batch(model, (5,))
-    passed = held_pass(model, layout, inputs)
+    passed = held_pass(model, facts, inputs)
     found = attribute_scalars(passed, passed.returned[:, 0, 3], rule)
     credited = rule is ValueBias.decompx
     assert bool((found.scores != 0).all()) is credited
@@ -124,7 +124,7 @@ def test_the_model_is_left_as_it_was(family, family_model, inputs):
     before = [parameter.requires_grad for parameter in family_model.parameters()]
     with torch.inference_mode():
         expected = family_model(**inputs).last_hidden_state
-    held_pass(family_model, layout_of(family), inputs)
+    held_pass(family_model, facts_for(family), inputs)
     assert [parameter.requires_grad for parameter in family_model.parameters()] == before
     assert torch.is_grad_enabled()
     with torch.inference_mode():
@@ -132,16 +132,16 @@ def test_the_model_is_left_as_it_was(family, family_model, inputs):
 
 
 @pytest.mark.kinds
-@pytest.mark.spread(8)
+@pytest.mark.spread(4)
 def test_scores_through_attention_weights_add_up(family, family_model, inputs):
     """With what softmaxes absorb, and for the texts of a batch as for one alone."""
-    layout, tokens = layout_of(family), inputs["attention_mask"].bool()
-    passed = held_pass(family_model, layout, inputs, through=True)
+    facts, tokens = facts_for(family), inputs["attention_mask"].bool()
+    passed = held_pass(family_model, facts, inputs, through=True)
     generator = torch.Generator().manual_seed(3)
     direction = torch.randn(passed.hidden.shape, generator=generator, dtype=torch.float64) * tokens.unsqueeze(-1)
     together = attribute_scalars(passed, (passed.returned * direction).sum(dim=(1, 2)))
     first = {name: values[:1] for name, values in inputs.items()}
-    passed = held_pass(family_model, layout, first, through=True)
+    passed = held_pass(family_model, facts, first, through=True)
     found = attribute_scalars(passed, (passed.returned * direction[:1]).sum()[None])
     torch.testing.assert_close(found.scores, together.scores[:1], **EXACT)
     assert max(float(found.error.max()), float(together.error.max())) < 1e-12

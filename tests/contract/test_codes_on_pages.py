@@ -96,7 +96,7 @@ def result(request) -> Result:
 @pytest.mark.draws
 def test_no_page_shows_a_code(result):
     (name,) = result.analyses
-    tables = analyses()[name].published.tables.values()
+    tables = analyses()[name].declared.tables.values()
     axes = {axis.name: axis for table in tables for axis in table.rows}
     of_corpus = {name for name, axis in axes.items() if axis.of_texts}
     free = {column for table in tables for column, kind in table.kinds.items() if kind == "text"} - axes.keys()
@@ -136,6 +136,7 @@ def test_the_terminal_shows_no_code_and_no_line_that_is_too_long(result, capsys)
     assert {len(line): line for line in lines if len(line) > WIDTH} == {}
 
 
+@pytest.mark.spread(4)
 def test_every_number_has_a_name_of_its_own(result):
     titles = [metric_title(metric) for metric in result.metrics]
     assert len({*titles}) == len(titles)

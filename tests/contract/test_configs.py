@@ -16,7 +16,7 @@ from normscope.api import models as api_models
 from normscope.errors import InputError
 from normscope.running.options import RunOptions, check, chosen_categories, enabled_analyses
 from normscope.running.plan import chosen_layers
-from tests.tiny import layout_of
+from tests.tiny import facts_for
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
@@ -71,11 +71,8 @@ def test_every_preset_shows_its_command():
         assert re.search(command, head, re.MULTILINE), f"{path}: its head shows its command"
 
 
-def test_defaults():
-    options = composed()
-    assert enabled_analyses(options.analysis) == ["mixing"]
-    assert options.model.pin.name == options.model.name
-    assert (options.layers, options.categories) == ("all", "all")
+def test_the_default_config_composes():
+    check(composed())
 
 
 def test_every_analysis_has_options_and_a_preset():
@@ -113,13 +110,13 @@ def test_the_seed_is_inherited_until_it_is_set():
 
 
 def test_layers():
-    layout = layout_of("bert")
-    assert chosen_layers("all", layout) == [1, 2, 3]
-    assert chosen_layers([3, 1, 3], layout) == [1, 3]
-    assert chosen_layers(2, layout) == [2]
+    facts = facts_for("bert")
+    assert chosen_layers("all", facts) == [1, 2, 3]
+    assert chosen_layers([3, 1, 3], facts) == [1, 3]
+    assert chosen_layers(2, facts) == [2]
     for wrong in ([0], [4], [], "some", [1.5], [True], ["1"]):
         with pytest.raises(InputError, match="layers="):
-            chosen_layers(wrong, layout)
+            chosen_layers(wrong, facts)
 
 
 def test_categories():

@@ -10,15 +10,15 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 import normscope
 from normscope.data.conllu_file import ConlluFile
-from normscope.errors import InputError
 from normscope.maths.mixing import OF_STAGE, Method
 from normscope.models.blocks.token_block import TokenBlock
-from normscope.models.infer.layouts import layout_of_model
 from normscope.models.observe.observer import Observer
+from normscope.models.observe.reading import facts_of
 from normscope.models.prove.verification import verify
 from normscope.running.options import run_options
 from normscope.running.pipeline import analyse
-from tests.tiny import FAMILY_CONFIGS, changed_sites, tiny_model, token_batch
+from tests.one_text import attribute, decompose
+from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
 from tests.treebank import TREEBANK
 from tests.varied_layers import VARIED, varied
 
@@ -47,6 +47,7 @@ def contributions(parts):
     return torch.einsum("bhqk,bhkd,bhqd,hdm->bhqkm", parts.weights, parts.value, parts.gate, parts.output_weight)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", EACH)
 def test_each_block_is_what_its_own_layer_computes(name):
     """α, values, W_O with all factors, ratios and norms against explicit vectors of all pairs."""
@@ -72,12 +73,13 @@ def test_each_block_is_what_its_own_layer_computes(name):
         torch.testing.assert_close(shares, torch.ones_like(shares), **EXACT)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", EACH)
 def test_whole_layers_are_followed(name):
     """Scores, biases and what every layer's heads and network add make up a scalar of the last vectors."""
     model = wrapped(name)
     target = lambda hidden: hidden[-1, 3]  # noqa: E731
-    found = normscope.attribute(model, TEXTS[0], target, by=["layer", "head"])
+    found = attribute(model, TEXTS[0], target, by=["layer", "head"])
     assert found.target == pytest.approx(float(varied(name)(IDS[:1])[0, -1, 3]), rel=1e-6)
     assert found.scores.sum() + found.bias + found.remainder == pytest.approx(found.target, rel=1e-9)
     assert abs(found.remainder) < 1e-9
@@ -86,15 +88,15 @@ def test_whole_layers_are_followed(name):
     assert of_heads.groupby("layer")["head"].max().to_dict() == counts
     assert of_heads["value"].notna().all()
     assert list(found.strongest(3).columns) == ["layer", "head", "value"]
-    found.figure("heads")
-    found.explorer()
+    found.result.figure("heads")
+    found.result.explorer()
     assert model.layers_verification.error < 1e-10
 
 
 def test_methods_are_those_of_all_layers():
-    layout = wrapped("positions of norms").layout
-    assert layout.norm_positions == ("pre", "parallel", "branch")
-    assert [str(method) for method in layout.methods] == ["attn_w", "attn_n", "attnres_w"]
+    facts = wrapped("positions of norms").facts
+    assert facts.norm_positions == ("pre", "parallel", "branch")
+    assert [str(method) for method in facts.methods] == ["attn_w", "attn_n", "attnres_w"]
     ratios = normscope.run("mixing", model=wrapped("positions of norms"), texts=TEXTS).tables["mixing_by_layer"]
     assert {*ratios["method"]} == {"attn_w", "attnres_w", "attn_n"}
     assert {*ratios["layer"]} == {1, 2, 3}
@@ -102,7 +104,7 @@ def test_methods_are_those_of_all_layers():
 
 @pytest.mark.parametrize("name", EACH)
 def test_decompositions_have_the_heads_of_each_layer(name):
-    found = normscope.decompose(wrapped(name), TEXTS[0], heads=True)
+    found = decompose(wrapped(name), TEXTS[0], heads=True)
     for layer, (_, parts) in enumerate(expected_blocks(name)):
         heads = parts.weights.shape[1]
         of_heads = contributions(parts).norm(dim=-1)
@@ -110,9 +112,8 @@ def test_decompositions_have_the_heads_of_each_layer(name):
         torch.testing.assert_close(found.head_maps["attn_n"][layer, :heads], of_heads[0], **EXACT)
         assert not found.head_maps["attn_w"][layer, heads:].any()
         torch.testing.assert_close(found.maps["attn_w"][layer], parts.weights[0].mean(dim=0), **EXACT)
-    token_map = found.token_map()
-    assert token_map.heads == (4 if len({kind.heads for kind in VARIED[name]}) == 1 else 0)
-    assert not pd.isna(token_map.maps["attn_w"]).any()
+    assert found.map.heads == max(kind.heads for kind in VARIED[name])
+    assert not pd.isna(found.map.maps["attn_w"]).any()
 
 
 HEADS = "numbers of heads"
@@ -140,6 +141,7 @@ def test_tables_by_layer_and_head_have_rows_for_the_heads_that_exist():
     assert ", 3 layers, 4 heads" in repr(wrapped("gates"))
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", ["mixing", "feedforward", "frequency", "outliers"])
 def test_analyses_of_blocks_and_layers_run(name):
     assert normscope.run(name, model=wrapped("everything"), texts=TEXTS * 2).metrics
@@ -162,12 +164,12 @@ def llama_with_other_heads(**changes):
 
 def test_layers_of_a_transformers_model_may_differ_in_heads():
     model = llama_with_other_heads()
-    layout, given = layout_of_model(model), []
-    assert [(site.attention.heads, site.attention.key_heads) for site in layout.sites] == [(4, 2), (2, 1), (4, 2)]
-    assert layout.registry
-    assert verify(model, layout, "llama", feed_forward=True).error < 1e-6
+    facts, given = facts_of(model), []
+    assert facts.heads_of == {1: 4, 2: 2, 3: 4}
+    assert facts.calls_function
+    assert verify(model, facts, "llama", feed_forward=True).error < 1e-6
     inputs = token_batch(model, (7, 5))
-    with Observer(model, layout) as observer:
+    with Observer(model, facts) as observer:
         observer.run(inputs, (blocks := []).append)
     for layer in model.layers:
         layer.self_attn.o_proj.register_forward_hook(lambda _module, _args, output: given.append(output))
@@ -194,31 +196,3 @@ def test_heads_that_a_layer_lacks_follow_no_dependency_relation(tokenizer, tmp_p
     every, best = result.tables["syntax_heads"], result.tables["syntax_best"]
     assert {layer: rows["head"].max() for layer, rows in every[every["layer"] > 0].groupby("layer")} == counts
     assert (best["head"] <= best["layer"].map(counts)).all()
-
-
-@pytest.mark.parametrize(
-    ("name", "part", "layer", "fields"),
-    [
-        ("numbers of heads", "attention", 2, {"heads": 4, "key_heads": 4}),
-        ("heads that share keys", "attention", 2, {"key_heads": 4}),
-        ("LayerScale in one layer", "residual", 2, {"scaling": None}),
-        ("factors", "residual", 3, {"scale": 1.0}),
-        ("norms of queries and keys", "attention", 2, {"head_norms": None}),
-        ("gates", "attention", 3, {"gate": None}),
-        ("norms before attention", "residual", 2, {"attention_norm": None}),
-    ],
-)
-def test_what_one_layer_lacks_is_refused(name, part, layer, fields):
-    model = wrapped(name)
-    wrong = changed_sites(model.layout, part, [layer], **fields)
-    with pytest.raises(InputError, match=f"layer {layer}"):
-        verify(model.model, wrong, name)
-
-
-def test_sites_of_other_layers_are_refused():
-    layout = wrapped("orders of heads").layout
-    one, two, three = layout.sites
-    for layer, other in ((1, two), (2, three), (3, one)):
-        wrong = changed_sites(layout, None, [layer], attention=other.attention)
-        with pytest.raises(InputError, match="layer"):
-            verify(wrapped("orders of heads").model, wrong, "it")

@@ -10,7 +10,8 @@ from normscope.attribution.passes import held_pass
 from normscope.errors import InputError
 from tests.contract.test_answers import causal
 from tests.contract.test_attribution_targets import with_head
-from tests.tiny import layout_of, token_batch
+from tests.one_text import attribute
+from tests.tiny import facts_for, token_batch
 
 TEXT = "the lady cracked three eggs"
 
@@ -22,7 +23,7 @@ TEXT = "the lady cracked three eggs"
 def test_effects_add_up(family, family_model, direct):
     """Direct ones over all parts, total ones in every layer."""
     inputs = token_batch(family_model, (9,))
-    passed = held_pass(family_model, layout_of(family), inputs, parts=True)
+    passed = held_pass(family_model, facts_for(family), inputs, parts=True)
     generator = torch.Generator().manual_seed(1)
     target = (passed.returned * torch.randn(passed.hidden.shape, generator=generator, dtype=torch.float64)).sum()
     # Together with another scalar, whose effects are its own.
@@ -60,7 +61,7 @@ def test_direct_effects_of_a_pre_ln_model_are_direct_logit_attribution(tokenizer
         handle.remove()
     deviation = (last[0].square().mean() + base.norm.variance_epsilon).sqrt()
     direction = head.lm_head.weight[number] * base.norm.weight / deviation
-    found = normscope.attribute(
+    found = attribute(
         model,
         TEXT,
         normscope.NextToken("film", position=len(inputs["input_ids"][0]) - 1),
@@ -82,20 +83,20 @@ def test_direct_effects_of_a_pre_ln_model_are_direct_logit_attribution(tokenizer
     attention = found.effects[found.effects["part"] == "attention"]
     sizes = attention["value"].abs().sort_values(ascending=False)
     np.testing.assert_allclose(strongest["value"].abs(), sizes.iloc[:3])
-    assert "written into the output directly" in found.figure().description.caption
-    with pytest.raises(InputError, match="expected effects by layer and head"):
-        normscope.attribute(model, TEXT, normscope.NextToken("film")).figure("heads")
+    assert "written into the output directly" in found.result.figure().description.caption
+    with pytest.raises(InputError, match="figure: expected one of tokens, got 'heads'"):
+        attribute(model, TEXT, normscope.NextToken("film")).result.figure("heads")
 
 
 def test_total_effects_of_an_answer(tokenizer):
     model = causal("gpt2", tokenizer)
-    found = normscope.attribute(model, TEXT, normscope.Answer("onions film"), by=["layer", "head", "token"])
+    found = attribute(model, TEXT, normscope.Answer("onions film"), by=["layer", "head", "token"])
     table = found.effects
     assert set(table["part"]) == {"attention", "network", "bypass", "bias"}
     adding = table[table["part"] != "network"].groupby("layer")["value"].sum() + found.remainder
     np.testing.assert_allclose(adding, found.target, rtol=1e-9)
     assert table["token"].dropna().tolist() == [found.tokens[at] for at in table["position"].dropna()]
-    by_layer = normscope.attribute(model, TEXT, normscope.Answer("onions film"), by="layer").effects
+    by_layer = attribute(model, TEXT, normscope.Answer("onions film"), by="layer").effects
     assert list(by_layer.columns) == ["layer", "part", "value"]
     np.testing.assert_allclose(
         by_layer[by_layer["part"] == "attention"]["value"],
@@ -112,10 +113,9 @@ def test_total_effects_of_an_answer(tokenizer):
 def test_effects_on_the_difference_between_two_answers(tokenizer, direct, level):
     model, by = causal("gpt2", tokenizer), ["layer", "head", "token"]
     options = {"by": by, "direct": direct, "level": level}
-    found = normscope.attribute(model, TEXT, normscope.Answer("onions film"), against="film onions film", **options)
+    found = attribute(model, TEXT, normscope.Answer("onions film"), against="film onions film", **options)
     answers = [
-        normscope.attribute(model, TEXT, normscope.Answer(text), **options)
-        for text in ("onions film", "film onions film")
+        attribute(model, TEXT, normscope.Answer(text), **options) for text in ("onions film", "film onions film")
     ]
     keys = ["layer", "part", "head"]
     difference = [each.effects.groupby(keys, dropna=False)["value"].sum() for each in answers]
@@ -135,9 +135,9 @@ def test_effects_on_the_difference_between_two_answers(tokenizer, direct, level)
 def test_effects_of_several_targets(tokenizer):
     model = causal("llama", tokenizer)
     targets = [normscope.NextToken(token) for token in ("film", "onions", "eggs")]
-    together = normscope.attribute(model, TEXT, targets, by=["layer", "head", "token"])
+    together = attribute(model, TEXT, targets, by=["layer", "head", "token"])
     for target, found in zip(targets, together, strict=True):
-        alone = normscope.attribute(model, TEXT, target, by=["layer", "head", "token"])
+        alone = attribute(model, TEXT, target, by=["layer", "head", "token"])
         np.testing.assert_allclose(found.effects["value"], alone.effects["value"], rtol=1e-9, atol=1e-10)
 
 
@@ -145,7 +145,7 @@ def test_effects_of_several_targets(tokenizer):
 def test_effects_in_a_classifier_and_of_words(tokenizer):
     model = normscope.wrap(with_head(AutoModelForSequenceClassification, "bert", vocab_size=len(tokenizer)), tokenizer)
     for level in ("token", "word"):
-        found = normscope.attribute(model, TEXT, 1, by=["head", "token"], direct=True, level=level)
+        found = attribute(model, TEXT, 1, by=["head", "token"], direct=True, level=level)
         assert found.effects["value"].sum() + found.remainder == pytest.approx(found.target)
         assert set(found.effects["token"].dropna()) == set(found.tokens)
 
@@ -160,4 +160,4 @@ def test_effects_in_a_classifier_and_of_words(tokenizer):
 )
 def test_invalid_groups_are_refused(tokenizer, arguments, message):
     with pytest.raises(InputError, match=message):
-        normscope.attribute(causal("llama", tokenizer), TEXT, normscope.Answer("onions"), **arguments)
+        attribute(causal("llama", tokenizer), TEXT, normscope.Answer("onions"), **arguments)

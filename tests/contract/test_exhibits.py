@@ -1,4 +1,4 @@
-"""The tables and figures of papers: each names what an analysis publishes, and pages show them in the paper's order."""
+"""The tables and figures of papers: each names what an analysis returns, and pages show them in the paper's order."""
 
 import dataclasses
 import os
@@ -50,20 +50,21 @@ def test_the_three_papers_have_36_tables_figures_and_results():
     assert numbers == 36
 
 
+@pytest.mark.spread(10)
 @pytest.mark.parametrize(
     ("paper", "exhibit"), EXHIBITS, ids=lambda value: getattr(value, "exhibit", value).replace(" ", "_")
 )
-def test_an_exhibit_names_what_analyses_publish(paper, exhibit):
+def test_an_exhibit_names_what_analyses_return(paper, exhibit):
     for name in exhibit.tables:
         analysis, table = owner(name, "_")
-        assert table in analyses()[analysis].published.tables, name
+        assert table in analyses()[analysis].declared.tables, name
     for pattern in exhibit.figures:
         analysis, figure = owner(pattern, "_")
         assert any(fnmatch(name, figure) for name in everything(analysis).figures), pattern
     assert all(len(metrics) <= len(exhibit.columns) for metrics in exhibit.rows.values())
     form = {*exhibit.printed([]).stack().dropna()}
     for metric in form:
-        assert declared(analyses()[owner(metric, "/")[0]].published.metrics, owner(metric, "/")[1]), metric
+        assert declared(analyses()[owner(metric, "/")[0]].declared.metrics, owner(metric, "/")[1]), metric
     groups = [group for group in published(paper) if group["exhibit"] == exhibit.exhibit]
     # Other data of the same exhibit, which are no part of the paper's table, have numbers of their own.
     same = [group for group in groups if group["when"] == groups[0]["when"]]
@@ -96,10 +97,10 @@ def test_published_numbers_have_an_exhibit_and_a_declared_name(paper):
         assert group["exhibit"]
         for name in group.get("values", {}):
             analysis, metric = owner(name, "/")
-            assert declared(analyses()[analysis].published.metrics, metric), name
+            assert declared(analyses()[analysis].declared.metrics, metric), name
         if "table" in group:
             analysis, table = owner(group["table"], "_")
-            assert {group["column"], group["along"]} <= analyses()[analysis].published.tables[table].columns.keys()
+            assert {group["column"], group["along"]} <= analyses()[analysis].declared.tables[table].columns.keys()
 
 
 def test_every_preset_of_a_paper_shows_an_exhibit():
@@ -138,7 +139,7 @@ def invented(monkeypatch, tmp_path) -> Path:
 
 
 def of_nobody(model: str, preset: str = "nobody", dataset: str = "sample") -> Result:
-    """What `norms` can publish, as a run of a preset of the invented paper."""
+    """What `norms` can return, as a run of a preset of the invented paper."""
     result = reported("norms", everything("norms"))
     config = plain(composed(f"model.name={model}", f"dataset.name={dataset}"))
     config["analysis"] = result.config["analysis"]
@@ -231,6 +232,7 @@ def test_numbers_that_a_paper_prints_as_a_table_are_its_rows_and_columns(invente
     assert section.content.count("<table") == 1
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("same", [True, False])
 def test_a_table_of_places_is_printed_beside_our_own_unless_the_weights_have_these_places(same):
     """Table 1 of Maruta & Matsuzaki: 24 rows of 12 heads."""
@@ -308,7 +310,6 @@ def test_numbers_of_places_in_weights_are_of_these_weights(invented, digest, sai
 
 
 @pytest.mark.usefixtures("invented")
-@pytest.mark.draws
 @pytest.mark.reports
 def test_a_figure_of_the_paper_is_drawn_once_and_findings_lead_to_it():
     content = page(of_nobody("mine"))
@@ -318,7 +319,6 @@ def test_a_figure_of_the_paper_is_drawn_once_and_findings_lead_to_it():
 
 
 @pytest.mark.usefixtures("invented")
-@pytest.mark.draws
 @pytest.mark.reports
 def test_page_of_several_runs(capsys, monkeypatch, tmp_path):
     for name in ("a", "b"):

@@ -10,21 +10,21 @@ import torch
 
 from benchmarks.straightforward import METHODS, mixing_ratios
 from normscope.errors import InputError
+from normscope.linear import weighted_values
 from normscope.maths.mixing import Method
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.observe.attention_function import attention_by
+from normscope.models.observe.check import Check
 from normscope.models.observe.exclusive import observe_blocks
-from normscope.models.observe.forward_pass import Replacement
-from normscope.models.observe.observer import Observer
-from normscope.models.observe.text_check import TextCheck
+from normscope.models.observe.observer import Observer, Replacement
 from normscope.models.prove.verification import BOUNDS, verify
-from normscope.models.sites.block_modules import bind_blocks
+from tests.family_modules import parts_of
 from tests.tiny import (
     FAMILY_CONFIGS,
     STACK_CONFIGS,
-    changed_sites,
-    layout_of,
+    facts_for,
     proved_to,
+    rounds_inside,
     tiny_model,
     tiny_stack,
     token_batch,
@@ -35,14 +35,14 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}  # float64 over sums of some hundred term
 
 
 @pytest.fixture
-def exact(family):
+def exact(family_model):
     """1e-10, or what rounding to float32 inside the model leaves."""
-    return {"rtol": 1e-5, "atol": 1e-5} if layout_of(family).float32_inside else EXACT
+    return {"rtol": 1e-5, "atol": 1e-5} if rounds_inside(family_model) else EXACT
 
 
 def blocks_of(model, family, inputs, layers=None) -> list[AttentionBlock]:
     blocks: list[AttentionBlock] = []
-    with Observer(model, layout_of(family), layers) as observer:
+    with Observer(model, facts_for(family), layers) as observer:
         observer.run(inputs, blocks.append)
     return blocks
 
@@ -86,25 +86,18 @@ def test_contributions_of_the_dimensions_are_the_score(family, family_model, inp
 @pytest.mark.spread(8)
 def test_hidden_vectors_are_those_of_the_model(family, family_model, inputs, exact):
     shown = {}
-    layers = len(bind_blocks(family_model, layout_of(family)))
-    with Observer(family_model, layout_of(family), hidden=range(layers + 1)) as observer:
+    layers = facts_for(family).layers
+    with Observer(family_model, facts_for(family), hidden=range(layers + 1)) as observer:
         observer.run(inputs, lambda _block: None, lambda layer, vectors: shown.update({layer: vectors}))
-        norms = observer.hidden_norms
     with torch.inference_mode():  # of a copy, since transformers leaves hooks of its own behind
         expected = copy.deepcopy(family_model)(**inputs, output_hidden_states=True).hidden_states
     assert sorted(shown) == list(range(layers + 1))
     token_mask = inputs["attention_mask"].bool()
     for layer, vectors in shown.items():
         # Where a norm comes after the last layer, transformers gives what that norm makes of the last hidden vectors.
-        if layer < layers or layout_of(family).norm_positions == ("post",):
-            close = EXACT if layout_of(family).fused_reference else exact
+        if layer < layers or facts_for(family).norm_positions == ("post",):
+            close = EXACT if facts_for(family).is_plain else exact
             torch.testing.assert_close(vectors[token_mask], expected[layer][token_mask], **close)
-        if layer in norms:  # what a layer normalisation makes has γ and β for its spread and mean
-            bias = 0.0 if norms[layer].bias is None else norms[layer].bias
-            centred = (vectors[token_mask] - bias) / norms[layer].weight
-            torch.testing.assert_close(
-                centred.mean(dim=-1), torch.zeros(len(centred)).double(), rtol=0, atol=exact["atol"]
-            )
 
 
 @pytest.mark.spread(4)
@@ -113,7 +106,7 @@ def test_replaced_dimensions_reach_the_block_and_the_residual_connection(family,
     """The same as a model whose hidden vectors are changed by hand before the second layer."""
     replaced = Replacement(torch.tensor([1, 4]), torch.tensor([0.0, 2.0]))
     blocks: list[AttentionBlock] = []
-    with Observer(family_model, layout_of(family)) as observer:
+    with Observer(family_model, facts_for(family)) as observer:
         observer.run(inputs, blocks.append, replacements={2: replaced})
     untouched = blocks_of(family_model, family, inputs)
     torch.testing.assert_close(blocks[0].attention_output, untouched[0].attention_output)
@@ -127,10 +120,10 @@ def test_replaced_dimensions_reach_the_block_and_the_residual_connection(family,
         return ((expected, *args[1:]), kwargs) if len(entered) == 2 else None
 
     changed = copy.deepcopy(family_model)  # a fresh one, without hooks of other observers
-    for modules in {id(modules.entry): modules for modules in bind_blocks(changed, layout_of(family))}.values():
-        modules.entry.register_forward_pre_hook(change, with_kwargs=True)
-        scale = modules.scale
-        modules.output.register_forward_hook(lambda _module, _args, output, s=scale: seen.append(output * s))
+    for parts in {id(parts.entry): parts for parts in parts_of(changed)}.values():
+        parts.entry.register_forward_pre_hook(change, with_kwargs=True)
+        scale = parts.scale
+        parts.output.register_forward_hook(lambda _module, _args, output, s=scale: seen.append(output * s))
     with torch.inference_mode():
         changed(**inputs)
     token_mask = blocks[1].token_mask
@@ -161,7 +154,7 @@ def test_weights_sum_to_one_and_vanish_at_padding(family, family_model, inputs):
 @pytest.mark.kinds
 def test_padding_changes_nothing(family, family_model, inputs, exact):
     together = blocks_of(family_model, family, inputs)
-    close = EXACT if layout_of(family).registry else exact  # a softmax in float32 sums in another order
+    close = EXACT if facts_for(family).calls_function else exact  # a softmax in float32 sums in another order
     for row, length in enumerate(LENGTHS):
         alone = {name: tensor[row : row + 1, :length] for name, tensor in inputs.items()}
         for padded, single in zip(together, blocks_of(family_model, family, alone), strict=True):
@@ -178,25 +171,25 @@ def test_what_is_observed_is_what_the_model_uses(family, family_model, inputs, m
 
     Where the weights of the model's own module are observed, nothing is computed beside that either.
     """
-    from normscope.models.observe import forward_pass as module
 
     def output():
-        with Observer(family_model, layout_of(family)) as observer:
+        with Observer(family_model, facts_for(family)) as observer:
             kept = []
-            observer.run(inputs, lambda block: kept.append(block.inputs))
+            observer.run(inputs, lambda block: kept.append(block.inputs), check=Check.NOTHING)  # which would notice
         return kept[-1]
 
     before = output()
-    monkeypatch.setattr(TextCheck, "begin", lambda *_: None)  # which would notice
-    monkeypatch.setattr(module, "attention", lambda q, k, v, m, s, **more: _attention(q, k * 1.1, v, m, s, **more))
-    assert ((output() - before).abs().max() > 1e-3) == layout_of(family).registry
+    monkeypatch.setattr(
+        weighted_values, "attention", lambda q, k, v, m, s, **more: _attention(q, k * 1.1, v, m, s, **more)
+    )
+    assert ((output() - before).abs().max() > 1e-3) == facts_for(family).calls_function
 
 
 @pytest.mark.kinds
 def test_the_model_is_left_as_it_was(family, family_model, inputs):
     before = family_model.config._attn_implementation
     expected = family_model(**inputs).last_hidden_state
-    with pytest.raises(ZeroDivisionError), Observer(family_model, layout_of(family)) as observer:
+    with pytest.raises(ZeroDivisionError), Observer(family_model, facts_for(family)) as observer:
         observer.run(inputs, lambda _block: 1 / 0)
     assert family_model.config._attn_implementation == before
     hooks = [
@@ -209,7 +202,7 @@ def test_the_model_is_left_as_it_was(family, family_model, inputs):
 @pytest.mark.kinds("albert", "bert", "mpnet", "t5")
 def test_blocks_can_be_pulled_one_at_a_time(family, family_model, inputs):
     pushed = blocks_of(family_model, family, inputs)
-    with Observer(family_model, layout_of(family)) as observer:
+    with Observer(family_model, facts_for(family)) as observer:
         run = functools.partial(observer.run, inputs)
         pulled = [block.mixing for block in observe_blocks(run)]
         for block, mixing in zip(pushed, pulled, strict=True):
@@ -220,16 +213,21 @@ def test_blocks_can_be_pulled_one_at_a_time(family, family_model, inputs):
 
 
 @pytest.mark.parametrize("family", ["bert", "deberta"], scope="session")
-def test_two_observations_at_once_are_refused(family, family_model):
-    with Observer(family_model, layout_of(family)), pytest.raises(RuntimeError, match="already being observed"):
-        Observer(family_model, layout_of(family)).__enter__()
+def test_two_observers_of_a_model_do_not_disturb_each_other(family, family_model, inputs):
+    alone = blocks_of(family_model, family, inputs)
+    found: list[AttentionBlock] = []
+    with Observer(family_model, facts_for(family)) as one:
+        assert len(blocks_of(family_model, family, inputs)) == len(alone)
+        one.run(inputs, found.append)
+    for block, expected in zip(found, alone, strict=True):
+        torch.testing.assert_close(block.mixing, expected.mixing, rtol=0, atol=0)
 
 
 def test_causal_attention_is_respected():
     """No mask on a causal module means that keys after the query are hidden."""
-    model, layout = tiny_model(FAMILY_CONFIGS["bert"], torch.float64), layout_of("bert")
-    for modules in bind_blocks(model, layout):
-        modules.attention.is_causal = True
+    model = tiny_model(FAMILY_CONFIGS["bert"], torch.float64)
+    for parts in parts_of(model):
+        parts.attention.is_causal = True
     for block in blocks_of(model, "bert", token_batch(model, (7,))):
         assert (block.weights.triu(1) == 0).all()
         torch.testing.assert_close(block.mixing[:, 0], torch.zeros_like(block.mixing[:, 0]), **EXACT)
@@ -252,7 +250,7 @@ def _attention(*arguments, **more):
 
 @pytest.mark.kinds
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.spread(4)
+@pytest.mark.spread(2)
 def test_half_precision_is_measured_in_float32(family, dtype):
     """The verification error shows how the model rounds; sums of its vectors are not rounded again."""
     model = (
@@ -267,7 +265,7 @@ def test_half_precision_is_measured_in_float32(family, dtype):
         torch.testing.assert_close(
             block.composition.preserving[block.token_mask], diagonal[block.token_mask], rtol=2e-2, atol=2e-2
         )
-    assert verify(model, layout_of(family), family).error < BOUNDS[dtype]
+    assert verify(model, facts_for(family), family).error < BOUNDS[dtype]
 
 
 @pytest.mark.spread(1)
@@ -275,12 +273,12 @@ def test_half_precision_is_measured_in_float32(family, dtype):
 @pytest.mark.parametrize("model_type", sorted(STACK_CONFIGS))
 def test_decoders_that_read_a_source(model_type, stack):
     """What holds of every family, where two sequences of different lengths meet."""
-    model, layout = tiny_stack(model_type, stack, torch.float64), layout_of(model_type, stack)
-    assert verify(model, layout, model_type).error < proved_to(model, layout)
+    model, facts = tiny_stack(model_type, stack, torch.float64), facts_for(model_type, stack)
+    assert verify(model, facts, model_type).error < proved_to(model)
     target = token_batch(model, (4, 6), seed=2)
     inputs = token_batch(model, (8, 5)) | {f"decoder_{name}": tensor for name, tensor in target.items()}
     blocks: list[AttentionBlock] = []
-    with Observer(model, layout) as observer:
+    with Observer(model, facts) as observer:
         observer.run(inputs, blocks.append)
     assert [block.layer for block in blocks] == [1, 2]
     with torch.inference_mode(), attention_by(model, "eager"):
@@ -314,40 +312,23 @@ def test_the_straightforward_ratios_are_the_same():
             torch.testing.assert_close(block.mixing_ratios[method][0], ratios, rtol=1e-6, atol=1e-6)
 
 
-def test_a_layout_that_nothing_could_prove_is_refused():
-    layout = layout_of("llama")
-    with pytest.raises(ValueError, match="`sum_consumer`, .*, belongs to a block with norm_position='pre'"):
-        changed_sites(layout, "residual", sum_consumer=None)
-    with pytest.raises(ValueError, match="`norm` belongs to a block with norm_position='post' or 'branch'"):
-        changed_sites(layout, "residual", norm_position="branch")
-    with pytest.raises(ValueError, match="`attention_norm` is the norm of what self-attention reads"):
-        changed_sites(layout_of("bart", "cross"), "residual", attention_norm="decoder.layers.0.encoder_attn_layer_norm")
-
-
 def test_a_router_whose_choice_changes_is_no_error_of_attention():
-    """Each layer gets the untouched model's input, so verification proves attention whatever the experts add between layers."""
-    model, layout = tiny_model(FAMILY_CONFIGS["qwen3_moe"], torch.float64), layout_of("qwen3_moe")
+    """Each layer gets the untouched model's input, so verification proves attention whatever experts add between layers."""
+    model, facts = tiny_model(FAMILY_CONFIGS["qwen3_moe"], torch.float64), facts_for("qwen3_moe")
     calls = itertools.count(1)
     for layer in model.layers:
         layer.mlp.register_forward_hook(lambda _module, _args, output: output * next(calls))
-    assert verify(model, layout, "qwen3_moe").error < 1e-6
-    with pytest.raises(InputError, match=r"the block input of layer 2 differs by \d"):
-        verify(model, dataclasses.replace(layout, routed=False), "qwen3_moe")
+    assert verify(model, facts, "qwen3_moe").error < 1e-6
+    with pytest.raises(InputError, match=r"the output of layer 1 differs by \d"):
+        verify(model, dataclasses.replace(facts, routed=False), "qwen3_moe")
 
 
 def test_a_block_that_is_never_shown_is_no_proof():
-    model = tiny_model(FAMILY_CONFIGS["llama"], torch.float64)
-    for layer in model.layers:
-        layer.self_attn.never_called = torch.nn.Linear(24, 24).double().eval()
-    layout, sites = layout_of("llama"), []
-    for site in layout.sites:
-        path = f"layers.{site.layer - 1}.self_attn.never_called"
-        sites.append(dataclasses.replace(site, attention=dataclasses.replace(site.attention, output=path)))
-    never = dataclasses.replace(layout, sites=tuple(sites))
+    model, facts = tiny_model(FAMILY_CONFIGS["llama"], torch.float64), facts_for("llama")
+    model.layers = model.layers[:2]
+    model.config.num_hidden_layers = 2
     with (
-        Observer(model, never) as observer,
-        pytest.raises(InputError, match=r"attention of 3 layers \(1, 2, 3\) cannot be"),
+        Observer(model, facts) as observer,
+        pytest.raises(InputError, match=r"attention of 1 layer \(3\) cannot be"),
     ):
         observer.run(token_batch(model, (4,)), lambda _block: None)
-    with pytest.raises(InputError, match=r"attention of layer 1 cannot be observed: query was not captured"):
-        verify(model, changed_sites(layout, "attention", [1], module="layers.0.mlp", rotation=None), "llama")

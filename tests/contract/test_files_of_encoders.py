@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 import normscope
 from normscope.errors import InputError
 from normscope.models.stored.embedder_files import TRANSFORMER_SETTINGS
+from tests.one_text import similarity
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 # peft uses a deprecated attribute of transformers.
@@ -65,21 +66,21 @@ def change(path: Path, **changes: Any) -> Path:
     return path
 
 
-def similarity(encoder: SentenceTransformer) -> float:
+def cosine_of(encoder: SentenceTransformer) -> float:
     return float(encoder.similarity(*encoder.encode([A, B], convert_to_tensor=True))[0, 0])
 
 
 @functools.cache
 def of_library(folder: Path) -> float:
-    return similarity(SentenceTransformer(str(folder), device="cpu").eval())
+    return cosine_of(SentenceTransformer(str(folder), device="cpu").eval())
 
 
 def assert_as_the_library(folder: Path, *, differs_from: Path | None = None) -> None:
     """Load = wrap = library, and another number than that of another folder."""
     library = SentenceTransformer(str(folder), device="cpu").eval()
-    expected = similarity(library)
+    expected = cosine_of(library)
     for model in (normscope.load(str(folder)), normscope.wrap(library)):
-        assert normscope.similarity(model, A, B).value == pytest.approx(expected, rel=1e-5)
+        assert similarity(model, A, B).value == pytest.approx(expected, rel=1e-5)
     if differs_from is not None:
         assert of_library(differs_from) != pytest.approx(expected, rel=1e-3)
 
@@ -103,7 +104,7 @@ def test_settings_are_read_from_the_file_of_any_version(file, folder, saved):
     assert normscope.load(str(folder)).max_length == 21
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [None, {"__version__": "0.2.5"}], ids=["no config", "a config of version 0"])
 def test_a_transformer_in_a_folder_of_its_own(config, folder, saved):
     moved(folder, "0_Transformer")
@@ -177,10 +178,10 @@ def test_settings_beside_an_adapter_are_read(tuned, tmp_path):
     folder = Path(shutil.copytree(tuned, tmp_path / "lower"))
     change(folder / "sentence_bert_config.json", do_lower_case=True, max_seq_length=19)
     assert_as_the_library(folder, differs_from=tuned)
-    expected = normscope.similarity(normscope.load(str(folder)), A, B).value
+    expected = similarity(normscope.load(str(folder)), A, B).value
     assert normscope.load(str(folder)).max_length == 19
     moved(folder, "0_Transformer")  # from where the library does not read adapters
-    assert normscope.similarity(normscope.load(str(folder)), A, B).value == pytest.approx(expected, rel=1e-12)
+    assert similarity(normscope.load(str(folder)), A, B).value == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.slow
@@ -189,7 +190,7 @@ def test_an_adapter_that_does_not_say_how_it_pools_is_not_guessed(tuned, tmp_pat
         shutil.copy(tuned / file, tmp_path)
     model = normscope.load(str(tmp_path))
     with pytest.raises(InputError, match=r"has no modules\.json that says how it pools; expected one of mean"):
-        normscope.similarity(model, A, B)
+        similarity(model, A, B)
 
 
 def with_module(folder: Path, number: int, **changes: Any) -> None:
@@ -216,7 +217,7 @@ def test_modules_that_are_not_known_are_named(number, changes, message, folder):
     with_module(folder, number, **changes)
     model = normscope.load(str(folder))
     with pytest.raises(InputError, match=message):
-        normscope.similarity(model, A, B)
+        similarity(model, A, B)
 
 
 @pytest.mark.parametrize("kind", ["WordEmbeddings", "BoW", "StaticEmbedding", "Router"])
@@ -245,7 +246,7 @@ def test_an_encoder_without_a_transformer_is_named(kind, tmp_path):
 def test_settings_that_change_what_is_embedded_are_named(settings, message, folder):
     change(folder / "sentence_bert_config.json", **settings)
     with pytest.raises(InputError, match=message):
-        normscope.similarity(normscope.load(str(folder)), A, B)
+        similarity(normscope.load(str(folder)), A, B)
 
 
 def test_a_chat_template_that_the_library_would_write_is_named(base, tmp_path):
@@ -273,4 +274,4 @@ def test_every_tensor_of_a_module_is_used(change_of, message, folder):
     save_file(weights, path)
     model = normscope.load(str(folder))
     with pytest.raises(InputError, match=f"the weights of the Dense module of .* {message}; to leave the rest out"):
-        normscope.similarity(model, A, B)
+        similarity(model, A, B)

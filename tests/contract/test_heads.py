@@ -31,7 +31,7 @@ def assert_same_predictions(whole, loaded, head, tokenizer):
     inputs = {name: tensor for name, tensor in inputs.items() if name != "token_type_ids"}
     with torch.inference_mode():
         expected = whole(**inputs).logits
-    with Observer(loaded.model, loaded.layout) as observer:
+    with Observer(loaded.model, loaded.facts) as observer:
         observed = observer.run(inputs, lambda _block: None, whole=head).logits
     token_mask = inputs["attention_mask"].bool()
     torch.testing.assert_close(observed[token_mask], expected[token_mask], rtol=1e-3, atol=1e-3)

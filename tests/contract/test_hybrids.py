@@ -1,6 +1,5 @@
 """Hybrids, gates on the outputs of heads, latent attention, unusual configs: what is exact, and what is refused."""
 
-import dataclasses
 import functools
 
 import pytest
@@ -15,14 +14,13 @@ from normscope.maths.choices import ValueBias
 from normscope.maths.mixing import OF_STAGE, Method
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.blocks.token_block import TokenBlock
-from normscope.models.infer.layouts import layout_of_model
 from normscope.models.observe.observer import Observer
+from normscope.models.observe.reading import facts_of
 from normscope.models.prove.verification import verify
-from normscope.models.sites.block_modules import bind_blocks
 from normscope.rounding import numbered
 from tests.architectures import tiny_architecture
 from tests.oracles.norms_oracle import NO_EXPANSION
-from tests.tiny import FAMILY_CONFIGS, changed, changed_sites, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
 
 HYBRIDS = [
     *(
@@ -58,14 +56,14 @@ MODELS = [
 
 @functools.cache
 def observed(model_type):
-    """A tiny model, its layout, and its blocks on a padded batch."""
+    """A tiny model, its facts, and its blocks on a padded batch."""
     config = UNUSUAL.get(model_type)
     model = tiny_architecture(model_type) if config is None else tiny_model(config, torch.float64)
-    layout, inputs = layout_of_model(model), token_batch(model, (9, 6))
+    facts, inputs = facts_of(model), token_batch(model, (9, 6))
     blocks: list[AttentionBlock] = []
-    with Observer(model, layout) as observer:
+    with Observer(model, facts) as observer:
         observer.run(inputs, blocks.append)
-    return model, layout, inputs, blocks
+    return model, facts, inputs, blocks
 
 
 def factors(block):
@@ -82,26 +80,19 @@ def contributions(block):
 @pytest.mark.spread(2)
 @pytest.mark.parametrize("model_type", MODELS)
 def test_contributions_add_up_to_what_the_untouched_model_computes(model_type):
-    model, layout, inputs, blocks = observed(model_type)
-    given: list[torch.Tensor] = []
-    bound = bind_blocks(model, layout)
-    hooks = [
-        modules.output.register_forward_hook(lambda _module, _args, output: given.append(output)) for modules in bound
-    ]
-    with torch.inference_mode():
-        model(**inputs)
-    for hook in hooks:
-        hook.remove()
-    assert [block.layer for block in blocks] == [modules.layer for modules in bound] == layout.attends
-    for block, output in zip(blocks, given, strict=True):
+    model, facts, _, blocks = observed(model_type)
+    assert [block.layer for block in blocks] == facts.attends
+    for block in blocks:
         made = contributions(block).sum(dim=(1, 3))
         if block.parameters.output_bias is not None:
             made = made + block.parameters.output_bias
         tokens = block.token_mask
-        torch.testing.assert_close(made[tokens], output[tokens], rtol=1e-6, atol=1e-6)
-    assert verify(model, layout, model_type, feed_forward=layout.has_networks).error < 1e-6
+        torch.testing.assert_close(made[tokens], block.attention_output[tokens], rtol=1e-6, atol=1e-6)
+    # Which compares the attention output with that of the untouched model.
+    assert verify(model, facts, model_type, feed_forward=facts.has_networks).error < 1e-6
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("model_type", MODELS)
 def test_measures_of_a_block_equal_those_of_explicit_vectors(model_type):
     for block in observed(model_type)[-1]:
@@ -130,10 +121,10 @@ def test_measures_of_a_block_equal_those_of_explicit_vectors(model_type):
 
 @pytest.mark.parametrize("model_type", [name for name in MODELS if name in HYBRIDS])
 def test_layers_without_softmax_attention_have_hidden_vectors_and_no_block(model_type):
-    model, layout, inputs, _ = observed(model_type)
-    assert (layout.attends, layout.without_attention) == ([2, 4], [1, 3])
+    model, facts, inputs, _ = observed(model_type)
+    assert (facts.attends, facts.without_attention) == ([2, 4], [1, 3])
     hidden: dict[int, torch.Tensor] = {}
-    with Observer(model, layout, hidden=range(5)) as observer:
+    with Observer(model, facts, hidden=range(5)) as observer:
         observer.run(inputs, lambda _block: None, lambda layer, vectors: hidden.update({layer: vectors}))
     with torch.inference_mode():
         expected = model(**inputs, output_hidden_states=True).hidden_states
@@ -143,32 +134,31 @@ def test_layers_without_softmax_attention_have_hidden_vectors_and_no_block(model
     with pytest.raises(
         InputError, match="layer 1 of this .* has no softmax attention; expected layers that have it: 2, 4"
     ):
-        layout.check_attends("layers", 1)
-    assert defined_methods(layout, None, MapStage.BLOCK) == [MapMethod.DECOMPX]
+        facts.check_attends("layers", 1)
+    assert defined_methods(facts, None, MapStage.BLOCK) == [MapMethod.DECOMPX]
     with pytest.raises(InputError, match="layers 1, 3 have no softmax attention; use decompx"):
-        defined_methods(layout, [MapMethod.ROLLOUT], MapStage.BLOCK)
+        defined_methods(facts, [MapMethod.ROLLOUT], MapStage.BLOCK)
 
 
 def test_decompx_through_gates_is_complete():
     """Vectors of tokens and of biases add up to the last hidden vectors; gates are held as α is."""
-    model, layout, inputs, _ = observed("afmoe")
-    assert defined_methods(layout, None, MapStage.BLOCK) == [MapMethod.ROLLOUT, MapMethod.DECOMPX]
-    _, shares = vector_maps(model, layout, inputs, ValueBias.token, keep=False, groups=None)
+    model, facts, inputs, _ = observed("afmoe")
+    assert defined_methods(facts, None, MapStage.BLOCK) == [MapMethod.ROLLOUT, MapMethod.DECOMPX]
+    _, shares = vector_maps(model, facts, inputs, ValueBias.token, keep=False, groups=None)
     tokens = inputs["attention_mask"].bool()
     torch.testing.assert_close(shares.sum(dim=-1)[tokens], torch.ones_like(shares[..., 0][tokens]), rtol=0, atol=1e-6)
     with pytest.raises(InputError, match="alti is not defined for this afmoe: .* gate"):
-        defined_methods(layout, [MapMethod.ALTI], MapStage.BLOCK)
+        defined_methods(facts, [MapMethod.ALTI], MapStage.BLOCK)
 
 
 def test_only_some_layers_have_norms_of_queries_and_keys():
-    model, layout, _, blocks = observed("llama4_text")
-    normed, plain = [[site.attention for site in layout.sites if site.layer % 2 == odd] for odd in (1, 0)]
-    assert all(each.head_norms is not None and each.rotation is not None for each in normed)
-    assert all(each.head_norms is None and each.rotation is None for each in plain)
-    assert [block.parameters.key_normalisation is not None for block in blocks] == [True, False, True, False]
-    for layer, norms in ((2, normed[0].head_norms), (3, None)):
-        with pytest.raises(InputError, match=f"layer {layer}"):
-            verify(model, changed_sites(layout, "attention", [layer], head_norms=norms), "llama4_text")
+    """Layers 1 and 3 have norms and rotations of keys: the key is no multiple of x W_K there."""
+    for block in observed("llama4_text")[-1]:
+        made = block.attention_inputs[:, None] @ block.parameters.key_weight
+        assert block.key_map.same_for_all_keys == (block.layer % 2 == 0)
+        tokens = block.token_mask[:, None].expand(made.shape[:3])
+        torch.testing.assert_close(block.key_map(made)[tokens], block.key[tokens], rtol=1e-6, atol=1e-6)
+        assert torch.allclose(made[tokens], block.key[tokens]) == (block.layer % 2 == 0)
 
 
 @pytest.mark.spread(1)
@@ -196,16 +186,14 @@ def test_heads_of_layers_may_differ_in_size(inputs_by_layer):
         torch.nn.init.normal_(parameter, std=0.3)
     for layer in model.layers:
         layer.layer_scalar.fill_(0.7)
-    layout, inputs = layout_of_model(model.requires_grad_(False)), token_batch(model, (9, 6))
-    assert [site.attention.rotation.size for site in layout.sites] == [8, 16, 8, 16]
-    assert [site.attention.value for site in layout.sites] == [None] * 4
-    assert all(site.inner for site in layout.sites)
-    assert verify(model, layout, "gemma4_text", feed_forward=True).error < 1e-6
+    facts, inputs = facts_of(model.requires_grad_(False)), token_batch(model, (9, 6))
+    assert not facts.has_value_weights
+    assert verify(model, facts, "gemma4_text", feed_forward=True).error < 1e-6
     given: list[torch.Tensor] = []
     for layer in model.layers:
         layer.self_attn.o_proj.register_forward_hook(lambda _module, _args, output: given.append(output))
     blocks: list[AttentionBlock] = []
-    with Observer(model, layout) as observer:
+    with Observer(model, facts) as observer:
         observer.run(inputs, blocks.append)
     given.clear()
     with torch.inference_mode():
@@ -214,9 +202,6 @@ def test_heads_of_layers_may_differ_in_size(inputs_by_layer):
     assert [block.value.shape[-1] for block in blocks] == [8, 16, 8, 16]
     for block, output in zip(blocks, given, strict=True):
         torch.testing.assert_close(contributions(block).sum(dim=(1, 3))[tokens], output[tokens], rtol=1e-6, atol=1e-6)
-    wrong = changed_sites(layout, "attention", [2], rotation=layout.sites[0].attention.rotation)
-    with pytest.raises(InputError, match="layer 2"):
-        verify(model, wrong, "gemma4_text")
 
 
 def with_bottlenecks(**options):
@@ -242,26 +227,22 @@ NO_BOTTLENECK = {"use_bottleneck": False, "true_hidden_size": 32}
 
 @pytest.mark.spread(3)
 @pytest.mark.parametrize(
-    ("options", "bottleneck", "inner"),
+    ("options", "networks"),
     [
-        ({}, "bottleneck.input.LayerNorm", True),
-        ({"normalization_type": "layer_norm"}, "bottleneck.input.LayerNorm", True),
-        ({"use_bottleneck_attention": True, "num_feedforward_networks": 1}, "bottleneck.input.LayerNorm", True),
-        ({**NO_BOTTLENECK, "num_feedforward_networks": 3}, None, True),
-        ({**NO_BOTTLENECK, "num_feedforward_networks": 1}, None, False),
+        ({}, 0),
+        ({"normalization_type": "layer_norm"}, 0),
+        ({"use_bottleneck_attention": True, "num_feedforward_networks": 1}, 0),
+        ({**NO_BOTTLENECK, "num_feedforward_networks": 3}, 3),
+        ({**NO_BOTTLENECK, "num_feedforward_networks": 1}, 1),
     ],
     ids=["bottleneck", "with LayerNorm", "all of attention", "stacked networks", "a BERT"],
 )
-def test_a_block_inside_a_bottleneck_is_exact(options, bottleneck, inner):
+def test_a_block_inside_a_bottleneck_is_exact(options, networks):
     """y_i = w ⊙ (x_i + Σ_j α_ij f_j + b_O) + b, with x and α·V taken from hooks on the untouched model."""
     model = with_bottlenecks(**options)
-    layout, inputs = layout_of_model(model), token_batch(model, (9, 6))
-    for number, site in enumerate(layout.sites):
-        path = None if bottleneck is None else f"encoder.layer.{number}.{bottleneck}"
-        assert (site.residual.bottleneck, site.inner) == (path, inner)
-        assert (site.attention.value is None) == (bottleneck is not None)
-    assert layout.stream.width == 32
-    assert verify(model, layout, "mobilebert", feed_forward=bottleneck is None).error < 1e-12
+    facts, inputs = facts_of(model), token_batch(model, (9, 6))
+    assert [block.networks or 0 for block in facts.blocks] == [networks] * 2
+    assert verify(model, facts, "mobilebert", feed_forward=facts.has_networks).error < 1e-12
     read: list[tuple[torch.Tensor, ...]] = []
     given: list[torch.Tensor] = []
 
@@ -272,7 +253,7 @@ def test_a_block_inside_a_bottleneck_is_exact(options, bottleneck, inner):
     for layer in model.encoder.layer:
         layer.attention.output.register_forward_hook(note)
     blocks: list[AttentionBlock] = []
-    with Observer(model, layout) as observer:
+    with Observer(model, facts) as observer:
         observer.run(inputs, blocks.append)
     read.clear()
     given.clear()
@@ -297,31 +278,14 @@ def test_a_block_inside_a_bottleneck_is_exact(options, bottleneck, inner):
 def test_a_bottleneck_that_mixes_tokens_is_refused():
     """What the residual connection carries would then belong to several tokens."""
     model = with_bottlenecks()
-    layout = layout_of_model(model)
+    facts = facts_of(model)
     bottleneck = model.encoder.layer[1].bottleneck.input
     bottleneck.dense = Mixed(bottleneck.dense).eval()
-    with pytest.raises(InputError, match="when other tokens change, the input of a token of layer 2 differs by"):
-        verify(model, layout, "mobilebert")
-
-
-@pytest.mark.parametrize(
-    ("part", "wrong"),
-    [
-        ("residual", {"bottleneck": None}),
-        ("residual", {"bottleneck": "encoder.layer.0.bottleneck.attention.LayerNorm"}),
-        ("residual", {"bottleneck": "encoder.layer.0.bottleneck.input.dense"}),
-        (None, {"inner": False}),
-        ("residual", {"norm": "encoder.layer.0.ffn.0.output.LayerNorm"}),
-        ("stream", {"embedding_norm": "encoder.layer.0.attention.output.LayerNorm"}),
-    ],
-    ids=str,
-)
-def test_wrong_layouts_of_bottlenecks_are_refused(part, wrong):
-    model = with_bottlenecks(true_hidden_size=32, intra_bottleneck_size=32)
-    layout = layout_of_model(model)
-    wrong = changed(layout, part, **wrong) if part == "stream" else changed_sites(layout, part, [1], **wrong)
-    with pytest.raises(InputError, match="layer"):
-        verify(model, wrong, "mobilebert")
+    with pytest.raises(
+        InputError,
+        match=r"layer 2 .* residual connection carries is made of several tokens' vectors each \(modeling_mobilebert",
+    ):
+        verify(model, facts, "mobilebert")
 
 
 def test_measures_of_a_single_vector_for_each_key_refuse_gates():
@@ -333,17 +297,16 @@ def test_measures_of_a_single_vector_for_each_key_refuse_gates():
 
 
 def test_latent_attention_has_no_weights_of_values():
-    _, layout, _, blocks = observed("youtu")
-    assert all((site.attention.key, site.attention.value) == (None, None) for site in layout.sites)
-    assert not layout.has_value_weights
-    assert not layout.has_score_weights
+    _, facts, _, blocks = observed("youtu")
+    assert not facts.has_value_weights
+    assert not facts.has_score_weights
     with pytest.raises(InputError, match="no single linear layer maps what attention reads to the values"):
         _ = blocks[0].parameters.value_weight
-    assert defined_methods(layout, None, MapStage.BLOCK) == [MapMethod.ROLLOUT, MapMethod.DECOMPX]
+    assert defined_methods(facts, None, MapStage.BLOCK) == [MapMethod.ROLLOUT, MapMethod.DECOMPX]
     with pytest.raises(
         InputError, match="alti is not defined .* no single linear layer maps what attention reads to the values"
     ):
-        defined_methods(layout, [MapMethod.ALTI], MapStage.BLOCK)
+        defined_methods(facts, [MapMethod.ALTI], MapStage.BLOCK)
 
 
 class Mixed(torch.nn.Module):
@@ -359,13 +322,15 @@ class Mixed(torch.nn.Module):
 
 
 def test_values_that_mix_tokens_are_refused():
-    """Without W_V, no weights show what values are made of: the proof changes other tokens."""
+    """Without W_V, no weights show what values are made of."""
     model = tiny_architecture("youtu")
-    layout = layout_of_model(model)
+    facts = facts_of(model)
     attention = model.layers[1].self_attn
     attention.kv_b_proj = Mixed(attention.kv_b_proj).eval()
-    with pytest.raises(InputError, match="when other tokens change, the value of a token of layer 2 differs by"):
-        verify(model, layout, "youtu")
+    with pytest.raises(
+        InputError, match=r"layer 2 .* values are made of several tokens' vectors each \(modeling_youtu.py, line"
+    ):
+        verify(model, facts, "youtu")
 
 
 @functools.cache
@@ -384,7 +349,7 @@ RUN = {
 """The analyses that each kind of model allows."""
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("model_type", "name"), [(kind, name) for kind, names in RUN.items() for name in names])
 def test_an_analysis_runs_where_it_is_defined(model_type, name):
     results = normscope.run(name, model=wrapped(model_type), texts=TEXTS * 3)
@@ -399,6 +364,7 @@ def test_an_analysis_runs_where_it_is_defined(model_type, name):
         assert ("norms/expansion/mean" in results.metrics) == ("".join(NO_EXPANSION) not in results.notes)
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(
     ("model_type", "name", "options", "reason"),
     [
@@ -426,27 +392,3 @@ def test_numbers_of_layers_in_words():
     assert numbered([]) == ""
     assert numbered([1, 2, 4]) == "1, 2, 4"
     assert numbered([5, 1, 2, 3, 7, 8]) == "1–3, 5, 7, 8"
-
-
-def _wrong(layout):
-    """Layouts of a gated hybrid that each say something wrong."""
-    site = layout.sites[0]
-    gate, attention = site.attention.gate, site.attention
-    for wrong in (
-        None,
-        gate._replace(function="tanh"),
-        gate._replace(columns=gate.columns._replace(first=gate.columns.first[::-1])),
-        gate._replace(columns=gate.columns._replace(size=1)),
-        gate._replace(projection=attention.key.projection),
-    ):
-        yield changed_sites(layout, "attention", [site.layer], gate=wrong)
-    yield dataclasses.replace(layout, sites=(dataclasses.replace(site, layer=1), *layout.sites[1:]))
-    yield changed_sites(layout, "attention", [site.layer], key=None, reader=attention.output)
-
-
-@pytest.mark.parametrize("number", range(7))
-def test_wrong_layouts_are_refused(number):
-    model, layout, _, _ = observed("qwen3_5_text")
-    wrong = [*_wrong(layout)][number]
-    with pytest.raises(InputError):
-        verify(model, wrong, "qwen3_5_text")

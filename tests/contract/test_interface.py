@@ -20,7 +20,7 @@ SNAPSHOT = Path(__file__).parent / "interface.txt"
 PLUG_INS = {
     "normscope.analyses.base": [base.Analysis, base.AnalysisContext, base.Requirements],
     "normscope.analyses.info": [info.AnalysisConfig, info.AnalysisInfo],
-    "normscope.results.declare": [declare.Axis, declare.Column, declare.Published, declare.Rollup, declare.Table],
+    "normscope.results.declare": [declare.Axis, declare.Column, declare.Declared, declare.Rollup, declare.Table],
     "normscope.results.figures": [value for value in vars(figures).values() if inspect.isclass(value)],
     "normscope.results.findings": [Sentence, Summary],
 }

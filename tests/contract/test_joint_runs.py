@@ -51,7 +51,7 @@ OWN = object()  # stands for the stack of the model
 def run(model, corpus, kind, names, stack=OWN, **options):
     """A run of some analyses over a corpus: their tables, their metrics, and what the run counted."""
     settings = {
-        "model": {"name": model.name, "stack": model.layout.stack if stack is OWN else stack},
+        "model": {"name": model.name, "stack": model.facts.stack if stack is OWN else stack},
         "device": {"name": "cpu", "batch_tokens": 48},
         "dataset": {"kind": kind},
         "analysis": {name: {"enabled": True} | QUICK.get(name, {}) | options.get(name, {}) for name in names},

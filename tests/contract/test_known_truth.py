@@ -5,6 +5,7 @@ import pytest
 
 import normscope
 from tests.known_truth import PAIRS, precision, prompts, trained
+from tests.one_text import attribute
 
 pytestmark = [pytest.mark.slow, pytest.mark.networks]
 
@@ -34,7 +35,7 @@ def test_a_changed_word_changes_the_answer_as_attributed(retriever):
         others = [number for number in range(1, 3 * PAIRS, 3) if number != place]
         for erased, found in ((place, lost), (others[0], kept)):
             changed = [*words[:erased], "[UNK]", *words[erased + 1 :]]
-            said = normscope.attribute(retriever.model, " ".join(changed), normscope.NextToken())
+            said = attribute(retriever.model, " ".join(changed), normscope.NextToken())
             found.append(said.what.startswith(f"logit of {answer!r}"))
     assert np.mean(lost) < 0.2
     assert np.mean(kept) > 0.8
@@ -46,14 +47,14 @@ def test_the_heads_that_look_it_up(retriever):
     drawn = [next(stream)[:2] for _ in range(20)]
     prompt, answer = drawn[0]
     target = normscope.NextToken(answer)
-    before = normscope.attribute(retriever.model, prompt, target, by=["layer", "head"])
+    before = attribute(retriever.model, prompt, target, by=["layer", "head"])
     assert before.strongest(2)["layer"].tolist() == [2, 2]
     output = retriever.model.model.layers[1].self_attn.o_proj.weight.data
     kept = output.clone()
     output.zero_()
     try:
-        after = normscope.attribute(retriever.model, prompt, target)
-        said = [normscope.attribute(retriever.model, asked, normscope.NextToken()).what for asked, _ in drawn]
+        after = attribute(retriever.model, prompt, target)
+        said = [attribute(retriever.model, asked, normscope.NextToken()).what for asked, _ in drawn]
     finally:
         output.copy_(kept)
     assert after.target < before.target / 2

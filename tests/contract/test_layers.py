@@ -4,17 +4,15 @@ import numpy as np
 import pytest
 import torch
 from captum.attr import IntegratedGradients
-from transformers.models.mobilebert.modeling_mobilebert import NoNorm
 
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import ratio
 from normscope.models.observe import feed_forward
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.observer import Observer
-from normscope.models.sites.norm_weights import normalisation
 from tests.contract.test_feed_forward import CROSS, VARIANTS, blocks_of, inputs_of
 from tests.oracles.networks import NetworkBlock
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, rounds_inside, tiny_model, tiny_stack
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, facts_for, rounds_inside, tiny_model, tiny_stack
 
 pytestmark = pytest.mark.networks
 
@@ -127,11 +125,11 @@ def brute_force(block: NetworkBlock):
     return stages
 
 
-def assert_parts(model, layout, bound=None):
+def assert_parts(model, facts, bound=None):
     """Own, others, constant part, ratios and maps of every stage are those of the explicit pairs."""
-    bound = bound or (INSIDE if rounds_inside(model, layout) else 1e-10)
+    bound = bound or (INSIDE if rounds_inside(model) else 1e-10)
     close = {"rtol": bound, "atol": bound}
-    for block in blocks_of(model, layout, inputs_of(model, layout)):
+    for block in blocks_of(model, facts, inputs_of(model, facts)):
         tokens, keys = block.token_mask, block.attention.key_mask
         composition = block.composition()
         expected = brute_force(block)
@@ -155,29 +153,29 @@ def assert_parts(model, layout, bound=None):
 @pytest.mark.spread(5)
 @pytest.mark.kinds
 def test_parts_of_every_family(family, family_model):
-    assert_parts(family_model, layout_of(family))
+    assert_parts(family_model, facts_for(family))
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("model_type", CROSS)
 def test_parts_behind_cross_attention(model_type):
-    assert_parts(tiny_stack(model_type, "cross", torch.float64), layout_of(model_type, "cross"))
+    assert_parts(tiny_stack(model_type, "cross", torch.float64), facts_for(model_type, "cross"))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.spread(4)
+@pytest.mark.spread(2)
 def test_parts_of_variants(variant):
     config = VARIANTS[variant]
     model = tiny_model(config, torch.float64)
-    layout = layout_of(config["model_type"], config=model.config)
-    assert_parts(model.get_encoder() if config["model_type"] in STACK_CONFIGS else model, layout)
+    facts = facts_for(config["model_type"], config=model.config)
+    assert_parts(model.get_encoder() if config["model_type"] in STACK_CONFIGS else model, facts)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "gpt2", "gemma", "llama"])
 def test_the_network_is_what_captum_gives(model_type):
     """From the activation's inputs to the network's output, with every token's vector and the biases as inputs of their own."""
-    model, layout = tiny_model(FAMILY_CONFIGS[model_type], torch.float64), layout_of(model_type)
-    block = blocks_of(model, layout, inputs_of(model, layout), [2])[0]
+    model, facts = tiny_model(FAMILY_CONFIGS[model_type], torch.float64), facts_for(model_type)
+    block = blocks_of(model, facts, inputs_of(model, facts), [2])[0]
     weights = block.parameters
     read = brute_force_of_input(block)  # token, summand, model: of the first sequence
     u = read @ weights.input_weight
@@ -196,7 +194,7 @@ def test_the_network_is_what_captum_gives(model_type):
     parts = block.composition().parts(LayerStage.NETWORK)
     own, others, constant = (part[0, position, dimension] for part in parts[:3])
     # Llama's norms compute in float32 even here.
-    bound = INSIDE if rounds_inside(model, layout) else 1e-8
+    bound = INSIDE if rounds_inside(model) else 1e-8
     bias = 0.0 if weights.output_bias is None else weights.output_bias[dimension]
     wanted = torch.stack([expected[position], expected[:-1].sum() - expected[position], expected[-1] + bias])
     torch.testing.assert_close(torch.stack([own, others, constant]), wanted, rtol=bound, atol=bound)
@@ -220,36 +218,11 @@ def brute_force_of_input(block):
     return read[0]
 
 
-@pytest.mark.parametrize("kind", [torch.nn.LayerNorm, torch.nn.RMSNorm])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_norms_without_weights_are_read_by_what_they_do(kind, dtype):
-    norm = kind(8, elementwise_affine=False, eps=1e-3)
-    parameters = normalisation(norm, (8, torch.device("cpu")))
-    assert parameters.centred == (kind is torch.nn.LayerNorm)
-    vectors = torch.randn(3, 8, dtype=torch.float64)
-    torch.testing.assert_close(parameters.normalised(vectors), norm(vectors), rtol=1e-12, atol=1e-12)
-    assert normalisation(kind(8, dtype=dtype), (8, torch.device("cpu"))).centred == parameters.centred
-
-
-def test_what_does_not_divide_is_read_as_such():
-    """MobileBERT's NoNorm; a large β hides neither that nor the division of a norm."""
-    for shift in (0.0, 100.0):
-        module, norm = NoNorm(8), torch.nn.RMSNorm(8)
-        torch.nn.init.normal_(module.weight)
-        torch.nn.init.constant_(module.bias, shift)
-        parameters = normalisation(module, (8, torch.device("cpu")))
-        vectors = torch.randn(3, 8)
-        assert (parameters.centred, parameters.divides) == (False, False)
-        torch.testing.assert_close(parameters.deviation(vectors), torch.ones(3))
-        torch.testing.assert_close(parameters.normalised(vectors), module(vectors))
-        assert normalisation(norm, (8, torch.device("cpu"))).divides
-
-
 @pytest.mark.parametrize("model_type", ["bert", "gpt2", "gpt_neox", "modernbert", "olmo2", "mpnet"])
 @pytest.mark.spread(2)
 def test_maps_in_small_pieces_are_the_same(model_type, monkeypatch):
     """One key at a time: with windows, causal masks, own weights and padding."""
-    model, layout = tiny_model(FAMILY_CONFIGS[model_type], torch.float64), layout_of(model_type)
+    model, facts = tiny_model(FAMILY_CONFIGS[model_type], torch.float64), facts_for(model_type)
 
     def visit(block: FeedForwardBlock) -> None:
         whole = block.pair_maps()
@@ -258,5 +231,5 @@ def test_maps_in_small_pieces_are_the_same(model_type, monkeypatch):
             for stage, maps in block.pair_maps().items():
                 torch.testing.assert_close(maps, whole[stage], rtol=1e-10, atol=1e-12)
 
-    with Observer(model, layout, feed_forward=True) as observer:
-        observer.run(inputs_of(model, layout), lambda _block: None, None, visit)
+    with Observer(model, facts, feed_forward=True) as observer:
+        observer.run(inputs_of(model, facts), lambda _block: None, None, visit)

@@ -13,9 +13,9 @@ from normscope.attribution.vectors import Sources, carried
 from normscope.maths.activations import ACTIVATIONS
 from normscope.maths.choices import ValueBias
 from normscope.maths.layer_composition import LayerStage
-from normscope.models.infer.layouts import layout_of_model
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.observer import Observer
+from normscope.models.observe.reading import facts_of
 from normscope.models.prove.verification import verify
 from tests.architectures import tiny_architecture
 from tests.oracles.networks import network_blocks
@@ -84,8 +84,8 @@ def close(got: torch.Tensor, expected: torch.Tensor, bound: float) -> None:
 @pytest.mark.spread(1)
 def test_a_mixture_is_the_sum_of_its_experts_by_their_weights(model):
     """What the network adds is made of Σ_e r_e FF_e(y), against the experts one by one; the layer is the sum of its parts."""
-    layout, inputs = layout_of_model(model), token_batch(model, LENGTHS)
-    assert verify(model, layout, "tiny", feed_forward=True).error < 1e-6
+    facts, inputs = facts_of(model), token_batch(model, LENGTHS)
+    assert verify(model, facts, "tiny", feed_forward=True).error < 1e-6
     known, seen = ran(model, inputs), []
     tokens = inputs["attention_mask"].bool().flatten()
     for path, record in known.items():
@@ -101,15 +101,15 @@ def test_a_mixture_is_the_sum_of_its_experts_by_their_weights(model):
         parts = block.composition().parts(LayerStage.NETWORK)
         close((parts.own + parts.others + parts.constant)[block.token_mask], parts.whole[block.token_mask], 1e-6)
 
-    with Observer(model, layout, feed_forward=True) as observer:
+    with Observer(model, facts, feed_forward=True) as observer:
         observer.run(inputs, lambda _block: None, None, visit)
-    assert seen == [site.layer for site in layout.sites]
+    assert seen == facts.attends
 
 
 def test_routes_are_held():
     """Each expert's part is the expert's own slopes times its weight: with one expert, the experts' network itself."""
     model = tiny_architecture("mixtral")
-    (block, *_) = network_blocks(model, layout_of_model(model), token_batch(model, (5,)))
+    (block, *_) = network_blocks(model, facts_of(model), token_batch(model, (5,)))
     free = block.routing == 0
     assert free.any()
     parts = block.composition().parts(LayerStage.NETWORK)
@@ -129,14 +129,14 @@ def test_routes_are_held():
 def test_vectors_add_up_to_the_last_hidden_vectors(model_type):
     """DecompX's completeness with the router's weights held."""
     model = tiny_architecture(model_type)
-    layout, inputs = layout_of_model(model), token_batch(model, LENGTHS)
+    facts, inputs = facts_of(model), token_batch(model, LENGTHS)
     tokens = inputs["attention_mask"].bool()
-    vectors, hidden, _ = carried(model, layout, inputs, Sources(range(tokens.shape[1]), True), ValueBias.token)
+    vectors, hidden, _ = carried(model, facts, inputs, Sources(range(tokens.shape[1]), True), ValueBias.token)
     close(vectors.sum(dim=0)[tokens], hidden[tokens], 1e-10)
 
 
 class Mixture(torch.nn.Module):
-    """Experts as transformers stores them, on fixed routes, and a network beside them."""
+    """Experts as transformers stores them, one for each token, and a network beside them."""
 
     def __init__(self, experts: torch.nn.Module, shared: torch.nn.Module) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Mixture(torch.nn.Module):
 
     def forward(self, vectors):
         flat = vectors.flatten(0, 1)
-        chosen = torch.zeros(len(flat), 1, dtype=torch.long, device=flat.device)
+        chosen = flat[:, :2].topk(1).indices
         weights = torch.ones(len(flat), 1, dtype=flat.dtype, device=flat.device)
         return self.experts(flat, chosen, weights).view_as(vectors) + self.shared(vectors)
 
@@ -158,13 +158,13 @@ def test_a_network_of_any_form_may_be_beside_the_experts(bias):
         linear_layers = torch.nn.Linear(size, 8, bias=False), torch.nn.Linear(8, size, bias=bias)
         shared = torch.nn.Sequential(linear_layers[0], torch.nn.SiLU(), linear_layers[1])
         layer.mlp = Mixture(layer.mlp.experts, shared.double())
-    layout = layout_of_model(model.eval())
-    assert layout.has_networks
-    assert verify(model, layout, "tiny", feed_forward=True).error < 1e-6
+    facts = facts_of(model.eval())
+    assert facts.has_networks
+    assert verify(model, facts, "tiny", feed_forward=True).error < 1e-6
 
 
 def test_experts_with_biases_are_followed():
     """gpt-oss multiplies the biases of its experts by their weights: they belong to no token."""
     model = tiny_architecture("gpt_oss")
-    layout = layout_of_model(model)
-    assert verify(model, layout, "tiny", feed_forward=True).error < 1e-6
+    facts = facts_of(model)
+    assert verify(model, facts, "tiny", feed_forward=True).error < 1e-6

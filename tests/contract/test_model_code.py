@@ -27,6 +27,7 @@ from normscope.models.stored.decoder_start import decoder_shift
 from normscope.models.stored.model_code import model_code
 from normscope.models.stored.text_tower import base_of
 from tests.architectures import tiny_architecture
+from tests.one_text import decompose
 from tests.own_models import NanoGPT
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
@@ -100,9 +101,9 @@ def test_a_module_that_fails_on_some_texts_alone_is_named():
 
     torch.manual_seed(0)
     wrapped = normscope.wrap(Picky())
-    assert normscope.decompose(wrapped, [5, 6]).tokens == ("5", "6")
+    assert decompose(wrapped, [5, 6]).tokens == ("5", "6")
     with pytest.raises(InputError, match="^model: Picky fails on 1 text of 2 tokens: LookupError: unlucky"):
-        normscope.decompose(wrapped, [5, 13])
+        decompose(wrapped, [5, 13])
 
 
 @pytest.mark.parametrize("changed", [{}, {"causal": True}, {"keys": torch.tensor([[1, 1, 0], [1, 1, 1]]).bool()}])
@@ -130,22 +131,24 @@ def test_a_model_that_adds_the_mask_itself_is_observed():
     """GIT's text part computes attention outside transformers' registry, and adds the mask that the registry makes."""
     wrapped = normscope.wrap(tiny_architecture("git"))
     assert wrapped.verification.error < 1e-12
-    assert not wrapped.layout.registry
-    weights = normscope.decompose(wrapped, [5, 7, 9]).maps["attn_w"]
+    assert not wrapped.facts.calls_function
+    weights = decompose(wrapped, [5, 7, 9]).maps["attn_w"]
     assert torch.equal(weights, weights.tril())
 
 
 @pytest.mark.parametrize(
     ("model_type", "refusal"),
     [
-        ("doge", "in attention 1, the attention output is read by more than one operation"),
-        ("convbert", "the outputs of the heads are not read by a single linear layer"),
+        (
+            "convbert",
+            "layer 1 cannot be measured: what it gives is not followed to a linear layer .modeling_convbert.py",
+        ),
     ],
 )
 def test_architectures_that_are_refused_say_what_they_do(model_type, refusal):
     with pytest.raises(InputError, match=refusal) as caught:
-        normscope.wrap(tiny_architecture(model_type, as_observed=False))
-    assert "DimensionsFirst" not in str(caught.value)
+        normscope.wrap(tiny_architecture(model_type))
+    assert "\n" not in str(caught.value)
 
 
 def test_an_encoder_without_embeddings_of_its_own_is_refused():
@@ -262,4 +265,4 @@ def test_rotary_positions_of_esm_2_are_observed():
     )
     wrapped = normscope.wrap(EsmModel(config).double().eval())
     assert wrapped.layers_verification.error < 2e-7  # transformers turns queries and keys in float32
-    assert all(site.attention.rotation is not None for site in wrapped.layout.sites)
+    assert wrapped.facts.has_score_weights

@@ -27,8 +27,7 @@ from transformers import (
 )
 
 import normscope
-from normscope.api.attribution import Attribution
-from normscope.cli.command_line import text_of
+from normscope.cli.command_line import asked_of, text_of
 from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Example
@@ -40,6 +39,7 @@ from normscope.errors import InputError
 from normscope.live.predictions import prediction_of
 from normscope.models.load.predictor import token_number
 from normscope.models.load.text_batches import batch_from_texts, places_of_tokens, say_once
+from tests.one_text import attention, attribute, decompose, similarity
 from tests.tiny import saved_with_head
 
 WORDS = ("the", "capital", "of", "is", "island", "Paris", "yes", "no")
@@ -106,27 +106,28 @@ def log_probability(whole, tokenizer, text, answer):
     return sum(float(logits[place, together[0, place + 1]]) for place in places)
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("answer", [" Paris", " the island", ", yes", "\nParis", "\n"])
 def test_an_answer_is_read_together_with_its_text(causal, answer):
     whole, tokenizer, model = causal
     text = "the capital is"
-    found = normscope.attribute(model, text, normscope.Answer(answer, measure="log_probability"))
+    found = attribute(model, text, normscope.Answer(answer, measure="log_probability"))
     assert found.target == pytest.approx(
         log_probability(whole, tokenizer, text, answer), rel=1e-6
     )  # norms are in float32
     # Behind token ids, whose text is not known, the answer has the same tokens.
     ids = tokenizer(text)["input_ids"]
-    behind = normscope.attribute(model, ids, normscope.Answer(answer, measure="log_probability"))
+    behind = attribute(model, ids, normscope.Answer(answer, measure="log_probability"))
     assert behind.target == pytest.approx(found.target)
-    against = normscope.attribute(model, text, normscope.Answer(answer), against=" no")
-    alone = [normscope.attribute(model, text, normscope.Answer(each)).target for each in (answer, " no")]
+    against = attribute(model, text, normscope.Answer(answer), against=" no")
+    alone = [attribute(model, text, normscope.Answer(each)).target for each in (answer, " no")]
     assert against.target == pytest.approx(alone[0] - alone[1])
 
 
 def test_an_answer_that_would_change_the_texts_last_token_is_read_behind_it(causal, caplog):
     _, tokenizer, model = causal
     say_once.cache_clear()
-    found = normscope.attribute(model, "the capital is ", normscope.Answer("Paris", matrix=True))
+    found = attribute(model, "the capital is ", normscope.Answer("Paris", matrix=True))
     prompt = tokenizer("the capital is ")["input_ids"]
     assert [*tokenizer.convert_tokens_to_ids(list(found.tokens[: len(prompt)]))] == prompt
     assert "the text before it ends with none" in caplog.text
@@ -169,7 +170,7 @@ def test_an_analysis_joins_an_answer_as_answer_does(causal):
     _, _, model = causal
     encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0))
     sequence, count = encoder.answered(Example("the capital", "is Paris"))
-    found = normscope.attribute(model, "the capital", normscope.Answer(" is Paris"))
+    found = attribute(model, "the capital", normscope.Answer(" is Paris"))
     assert found.sides["answer"] + 1 == count
     assert found.tokens == tuple(TokenTexts(model.tokenizer).of(sequence.input_ids[:-1]))
 
@@ -198,7 +199,7 @@ TEXT = "a\nb  c island"
 
 def weights_and_places(model, text):
     """The attention to every token of a text, with the characters that each stands for."""
-    every = normscope.attention(model, text, queries="last", reduce="mean")
+    every = attention(model, text, queries="last", reduce="mean")
     return every.values[:, 0], places_of_tokens(model, text, model.tokenizer(text)["input_ids"])
 
 
@@ -210,24 +211,24 @@ def test_a_span_is_the_tokens_whose_characters_lie_in_it(causal, start, end):
     assert "\n" in visible
     assert " " in (each and each[:1] for each in visible)
     inside = [place is not None and start <= place[1] < place[2] <= end for place in places]
-    found = normscope.attention(model, TEXT, queries="last", keys={"span": (start, end)}, reduce="mean")
+    found = attention(model, TEXT, queries="last", keys={"span": (start, end)}, reduce="mean")
     np.testing.assert_allclose(found.values[:, 0, 0], weights[:, inside].sum(axis=1), rtol=1e-6)
-    one = normscope.attribute(model, TEXT, normscope.NextToken(5), spans={"span": (start, end)})
+    one = attribute(model, TEXT, normscope.NextToken(5), spans={"span": (start, end)})
     assert one.spans["span"] == pytest.approx(one.scores[inside].sum())
 
 
 def test_white_space_is_part_of_no_word(causal):
     model = causal[-1]
     weights, places = weights_and_places(model, TEXT)
-    words = normscope.attention(model, TEXT, queries="last", keys="words", reduce="mean")
+    words = attention(model, TEXT, queries="last", keys="words", reduce="mean")
     for word, (start, end) in {"a": (0, 1), "b": (2, 3), "c": (5, 6), "island": (7, 13)}.items():
         inside = [place is not None and start <= place[1] < place[2] <= end for place in places]
         np.testing.assert_allclose(
             words.values[:, 0, words.keys.index(word)], weights[:, inside].sum(axis=1), rtol=1e-6
         )
     assert words.values.sum(axis=-1) == pytest.approx(1)
-    by_word = normscope.attribute(model, TEXT, normscope.NextToken(5), level="word")
-    by_token = normscope.attribute(model, TEXT, normscope.NextToken(5))
+    by_word = attribute(model, TEXT, normscope.NextToken(5), level="word")
+    by_token = attribute(model, TEXT, normscope.NextToken(5))
     inside = [place is not None and 2 <= place[1] < place[2] <= 3 for place in places]
     assert by_word.scores[by_word.tokens.index("b")] == pytest.approx(by_token.scores[inside].sum())
 
@@ -290,14 +291,14 @@ def reranker(folder, chat, settings):
     return CrossEncoder(modules=[transformer, LogitScore(*ids)], device="cpu", **settings)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("kind", RERANKERS)
 def test_a_reranker_reads_its_own_template(kind, folder_of_reranker, tmp_path):
     encoder = reranker(folder_of_reranker, *RERANKERS[kind])
     score = float(encoder.predict([PAIR], activation_fn=nn.Identity())[0])
     encoder.save_pretrained(str(tmp_path))
     for model in (normscope.wrap(encoder), normscope.load(str(tmp_path), device="cpu")):
-        found = normscope.attribute(model, PAIR, normscope.NextToken("yes"), against="no")
-        assert isinstance(found, Attribution)
+        found = attribute(model, PAIR, normscope.NextToken("yes"), against="no")
         assert found.target == pytest.approx(score, rel=1e-4)
         expected = encoder.preprocess([PAIR], prompt=model.rule.prompt or None)["input_ids"]
         places = places_of_tokens(model, PAIR, expected[0].tolist())
@@ -319,13 +320,13 @@ def test_a_prompt_stands_before_the_first_text_of_a_pair(tokenizer, tmp_path):
     encoder.eval()
     model = normscope.wrap(encoder)
     logits = encoder.predict([PAIR], activation_fn=nn.Identity())[0]
-    found = normscope.attribute(model, PAIR, normscope.Label(0))
+    found = attribute(model, PAIR, normscope.Label(0))
     assert found.target == pytest.approx(float(np.ravel(logits)[0]), rel=1e-4)
     first = [at for at, token in enumerate(found.tokens) if token in ("the", "capital")]
     assert found.spans["first text"] == pytest.approx(found.scores[first].sum(), abs=1e-7)
     encoder.default_prompt_name = None
     with pytest.raises(InputError, match="settings or those of its tokenizer changed; wrap it again"):
-        normscope.attribute(model, PAIR, normscope.Label(0))
+        attribute(model, PAIR, normscope.Label(0))
 
 
 def test_a_rule_that_is_not_known_is_refused(folder_of_reranker):
@@ -347,18 +348,18 @@ def test_a_rule_that_is_not_known_is_refused(folder_of_reranker):
 def test_a_mask_that_moves_tokens_is_refused(causal, mask):
     *_, model = causal
     with pytest.raises(InputError, match="attention_mask to be 0 at padding, before or behind a text, and 1 at its"):
-        normscope.decompose(model, BatchEncoding({"input_ids": [[5, 6, 7, 8]], "attention_mask": [mask]}))
+        decompose(model, BatchEncoding({"input_ids": [[5, 6, 7, 8]], "attention_mask": [mask]}))
     for fine in ([0, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]):
-        normscope.decompose(model, BatchEncoding({"input_ids": [[5, 6, 7, 8]], "attention_mask": [fine]}))
+        decompose(model, BatchEncoding({"input_ids": [[5, 6, 7, 8]], "attention_mask": [fine]}))
 
 
 def test_a_changed_limit_of_the_tokenizer_is_seen():
     tokenizer = byte_level()
     model = normscope.wrap(llama(tokenizer), tokenizer)
-    normscope.decompose(model, "the capital")
+    decompose(model, "the capital")
     tokenizer.model_max_length = 3
     with pytest.raises(InputError, match="wrap it again"):
-        normscope.decompose(model, "the capital is Paris")
+        decompose(model, "the capital is Paris")
 
 
 def test_an_answer_says_what_it_does_not_obey(caplog):
@@ -366,11 +367,11 @@ def test_an_answer_says_what_it_does_not_obey(caplog):
     whole = llama(tokenizer)
     model = normscope.wrap(whole, tokenizer)
     say_once.cache_clear()
-    normscope.attribute(model, "the capital", normscope.Answer(tokens=2))
+    attribute(model, "the capital", normscope.Answer(tokens=2))
     assert "generation config" not in caplog.text
     config = model.next_token_head.generation_config
     config.do_sample, config.temperature, config.repetition_penalty, config.top_p = True, 0.6, 1.3, 1.0
-    normscope.attribute(model, "the capital", normscope.Answer(tokens=2))
+    attribute(model, "the capital", normscope.Answer(tokens=2))
     assert (
         "without do_sample=True, temperature=0.6, top_p=1.0, repetition_penalty=1.3 of LlamaForCausalLM's"
         in caplog.text
@@ -382,7 +383,7 @@ def test_a_masked_token_needs_a_mask_token(causal):
     sizes = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = normscope.wrap(BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **sizes)).eval(), tokenizer)
     with pytest.raises(InputError, match="MaskedToken: the tokenizer of .* has no mask token"):
-        normscope.attribute(model, "the capital", normscope.MaskedToken())
+        attribute(model, "the capital", normscope.MaskedToken())
     assert prediction_of(model, "the capital").what == "embedding"
 
 
@@ -423,25 +424,26 @@ CHANGES = {
 }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_setting_of_an_encoder_is_seen(change, tokenizer, tmp_path):
     folder = saved_with_head(AutoModelForSequenceClassification, "bert", tokenizer, tmp_path)
     modules = [Transformer(str(folder)), Pooling(24)]
     encoder = SentenceTransformer(modules=modules, device="cpu", prompts={"q": "Judge: "})
     model = normscope.wrap(encoder)
-    normscope.similarity(model, *PAIR)
+    similarity(model, *PAIR)
     CHANGES[change](encoder)
     with pytest.raises(InputError, match="wrap it again"):
-        normscope.similarity(model, *PAIR)
-    normscope.similarity(normscope.wrap(encoder), "a", "b")
+        similarity(model, *PAIR)
+    similarity(normscope.wrap(encoder), "a", "b")
 
 
-def test_a_file_of_one_text_ends_in_a_line_break_that_is_no_part_of_it(tmp_path, monkeypatch):
+def test_a_file_of_one_text_ends_in_a_line_break_that_is_no_part_of_it(tmp_path):
     path = tmp_path / "letter.txt"
     for written, read in (("  the capital\n", "  the capital"), ("a\n\n", "a\n"), ("a \r\n", "a ")):
         path.write_bytes(written.encode())
-        monkeypatch.setattr("sys.argv", ["normscope", "explain", str(path)])
-        assert text_of("explain", lambda _: False) == read
+        asked, _ = asked_of(["explain", str(path)])
+        assert text_of(asked, lambda _: False) == read
 
 
 def test_one_function_calls_tokenizers():
@@ -457,6 +459,7 @@ def test_one_function_calls_tokenizers():
     assert calls == {"data/tokenization.py"}
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("pooled", [True, False])
 def test_the_default_prompt_of_an_encoder_is_read_through_every_door(pooled, tokenizer, tmp_path):
     folder = saved_with_head(AutoModelForSequenceClassification, "bert", tokenizer, tmp_path / "bert")
@@ -466,37 +469,39 @@ def test_the_default_prompt_of_an_encoder_is_read_through_every_door(pooled, tok
     first, second = encoder.encode(list(PAIR), normalize_embeddings=True)
     expected = tokenizer.convert_ids_to_tokens(encoder.preprocess([f"Judge: {PAIR[0]}"])["input_ids"][0].tolist())
     for model in (normscope.wrap(encoder), normscope.load(tmp_path / "saved", device="cpu")):
-        found = normscope.attribute(model, PAIR[0], normscope.SimilarityTo(PAIR[1]))
+        found = attribute(model, PAIR[0], normscope.SimilarityTo(PAIR[1]))
         assert found.target == pytest.approx(float(first @ second), rel=1e-4)
-        assert normscope.similarity(model, *PAIR).value == pytest.approx(found.target, rel=1e-4)
-        assert list(found.tokens) == list(normscope.decompose(model, PAIR[0]).tokens) == expected
-        assert list(normscope.attention(model, PAIR[0]).keys) == expected
+        assert similarity(model, *PAIR).value == pytest.approx(found.target, rel=1e-4)
+        assert list(found.tokens) == list(decompose(model, PAIR[0]).tokens) == expected
+        assert list(attention(model, PAIR[0]).keys) == expected
         result = normscope.run("mixing", model=model, texts=list(PAIR))
         assert result.facts["tokens"] == sum(map(len, tokenizer([f"Judge: {text}" for text in PAIR])["input_ids"]))
         # Tokens are read as they are given, with the prompt or without it.
         for prompt in ("Judge: ", ""):
             given = tokenizer(prompt + PAIR[0], return_tensors="pt")
-            one = normscope.attribute(model, given, normscope.SimilarityTo(PAIR[1]))
+            one = attribute(model, given, normscope.SimilarityTo(PAIR[1]))
             vector = encoder.encode(PAIR[0], prompt=prompt, normalize_embeddings=True)
             assert one.target == pytest.approx(float(vector @ second), rel=1e-4)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("setting", [{"forced_eos_token_id": 2}, {"repetition_penalty": 1.5}, {"bad_words_ids": [[5]]}])
 def test_every_setting_that_changes_an_answer_is_named(causal, setting, caplog, monkeypatch):
     whole, tokenizer, _ = causal
     monkeypatch.setattr(whole, "generation_config", GenerationConfig(eos_token_id=2, **setting))
     say_once.cache_clear()
-    normscope.attribute(normscope.wrap(whole, tokenizer), "the capital", normscope.Answer(tokens=2))
+    attribute(normscope.wrap(whole, tokenizer), "the capital", normscope.Answer(tokens=2))
     assert f"without {next(iter(setting))}=" in caplog.text
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("samples", [True, False])
 def test_what_only_sampling_reads_is_named_if_the_model_samples(causal, samples, caplog, monkeypatch):
     whole, tokenizer, _ = causal
     settings = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "epsilon_cutoff": 0.01}
     monkeypatch.setattr(whole, "generation_config", GenerationConfig(eos_token_id=2, do_sample=samples, **settings))
     say_once.cache_clear()
-    normscope.attribute(normscope.wrap(whole, tokenizer), "the capital", normscope.Answer(tokens=2))
+    attribute(normscope.wrap(whole, tokenizer), "the capital", normscope.Answer(tokens=2))
     assert [f"{name}=" in caplog.text for name in settings] == [samples] * len(settings)
 
 
@@ -505,4 +510,4 @@ def test_tokens_that_were_added_to_a_tokenizer_are_seen():
     model = normscope.wrap(llama(tokenizer), tokenizer)
     tokenizer.add_tokens(["capital of"])
     with pytest.raises(InputError, match="wrap it again"):
-        normscope.decompose(model, "the capital of the island")
+        decompose(model, "the capital of the island")

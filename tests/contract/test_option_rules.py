@@ -111,7 +111,8 @@ def with_value(key: str, value: Any) -> dict[str, Any]:
     return values
 
 
-def test_defaults_are_accepted():
+def test_every_default_is_accepted_by_its_own_rule():
+    SCHEMA.check(VALID)
     check_run(options())
 
 

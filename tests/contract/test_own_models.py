@@ -10,15 +10,11 @@ from torch import nn
 import normscope
 from normscope.data.token_sequence import Batching
 from normscope.errors import InputError
-from normscope.models.load.plain_operations import BareLinear, BareNorm
-from normscope.models.observe.forward_pass import Replacement
-from normscope.models.observe.observer import Observer
-from normscope.models.prove.verification import verify
-from normscope.models.sites.block_modules import bind_blocks
+from normscope.models.observe.observer import Observer, Replacement
 from tests import own_models
 from tests.contract.test_skipped_layers import compare
+from tests.one_text import attribute, attribution_maps, decompose, similarity
 from tests.own_models import MODELS
-from tests.tiny import changed_sites
 
 TEXTS = [[5, 7, 12, 3], [9, 1, 4, 8]]
 
@@ -85,9 +81,9 @@ def test_whole_models_are_followed(own):
     name, wrapped = own
     if name.startswith("attention-only"):
         with pytest.raises(InputError, match="no feed-forward network"):
-            normscope.attribution_maps(wrapped, TEXTS[0])
+            attribution_maps(wrapped, TEXTS[0])
         return
-    maps = normscope.attribution_maps(wrapped, TEXTS[0])
+    maps = attribution_maps(wrapped, TEXTS[0])
     gated = {"decompx", "rollout"}
     assert maps.keys() >= (gated if name.startswith("gated") else gated | {"alti", "norm_rollout"})
 
@@ -95,7 +91,7 @@ def test_whole_models_are_followed(own):
 @pytest.mark.spread(1)
 def test_passes_begin_in_the_middle(own):
     wrapped, ids = own[1], torch.tensor(TEXTS)
-    compare(wrapped.model, wrapped.layout, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    compare(wrapped.model, wrapped.facts, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
 
 
 @pytest.mark.parametrize("name", ["layers-in-separate-lists", "layers-as-pairs"])
@@ -105,7 +101,7 @@ def test_inputs_of_layers_that_no_module_runs_can_be_replaced(name):
     inputs = {"input_ids": torch.tensor(TEXTS), "attention_mask": torch.ones(2, 4, dtype=torch.long)}
     replaced = Replacement(torch.arange(own_models.D), torch.full((own_models.D,), 0.25, dtype=torch.float64))
     hidden = {}
-    with Observer(wrapped.model, wrapped.layout, hidden=[own_models.L]) as observer:
+    with Observer(wrapped.model, wrapped.facts, hidden=[own_models.L]) as observer:
         observer.run(inputs, lambda _block: None, hidden.__setitem__, replacements={1: replaced})
     with torch.no_grad():
         model.emb.weight.fill_(0.25)
@@ -115,25 +111,13 @@ def test_inputs_of_layers_that_no_module_runs_can_be_replaced(name):
     torch.testing.assert_close(hidden[own_models.L], expected)
 
 
-@pytest.mark.spread(2)
-@pytest.mark.parametrize(("part", "other"), [("key", "value"), ("value", "query"), ("norm", "network_norm")])
-def test_wrong_parts_of_layers_that_no_module_runs_are_refused(part, other):
-    wrapped = normscope.wrap(built("layers-in-separate-lists"))
-    layout = wrapped.layout
-    *_, last = layout.sites
-    paths = {"network_norm": last.residual.output_norm} | vars(last.attention) | vars(last.residual)
-    wrong = changed_sites(layout, "residual" if part == "norm" else "attention", [last.layer], **{part: paths[other]})
-    with pytest.raises(InputError, match="cannot be observed exactly"):
-        verify(wrapped.model, wrong, "it", feed_forward=True)
-
-
 @pytest.mark.slow
 def test_vectors_that_the_model_changes_in_place_are_kept():
     """`x += attention(x)` and `x = x + attention(x)` give the same results."""
     wrapped = [normscope.wrap(built(name)) for name in ("layers-as-pairs", "pairs-in-place")]
-    one, other = (normscope.decompose(model, TEXTS[0]) for model in wrapped)
+    one, other = (decompose(model, TEXTS[0]) for model in wrapped)
     torch.testing.assert_close(one.maps["attn_n"], other.maps["attn_n"])
-    maps = [normscope.attribution_maps(model, TEXTS[0]) for model in wrapped]
+    maps = [attribution_maps(model, TEXTS[0]) for model in wrapped]
     for method, expected in maps[0].items():
         np.testing.assert_allclose(maps[1][method].total, expected.total, atol=1e-12)
 
@@ -143,19 +127,12 @@ def test_the_model_stays_as_it_is():
     model.requires_grad_(True)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     modules = [name for name, _ in model.named_modules()]
-    normscope.decompose(normscope.wrap(model), TEXTS[0])
+    decompose(normscope.wrap(model), TEXTS[0])
     assert [name for name, _ in model.named_modules()] == modules
     assert model.training
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert before.keys() == model.state_dict().keys()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_bare_parameters_become_layers_of_the_copy_alone():
-    wrapped = normscope.wrap(built("bare-matrices"))
-    kinds = [type(module) for module in wrapped.model.modules()]
-    assert kinds.count(BareLinear) == 6 * own_models.L
-    assert kinds.count(BareNorm) == 2 * own_models.L
 
 
 @pytest.mark.slow
@@ -164,14 +141,14 @@ def test_a_text_is_ids_or_names_of_tokens():
     by_number = normscope.wrap(model)
     by_name = normscope.wrap(model, tokens=[f"t{number}" for number in range(own_models.V)])
     results = [
-        normscope.decompose(by_number, [5, 7, 12]),
-        normscope.decompose(by_number, "5 7 12"),
-        normscope.decompose(by_name, [5, 7, 12]),
-        normscope.decompose(by_name, "t5 t7 t12"),
+        decompose(by_number, [5, 7, 12]),
+        decompose(by_number, "5 7 12"),
+        decompose(by_name, [5, 7, 12]),
+        decompose(by_name, "t5 t7 t12"),
     ]
     assert [result.tokens for result in results] == [("5", "7", "12")] * 2 + [("t5", "t7", "t12")] * 2
     assert all(torch.equal(result.maps["attn_n"], results[0].maps["attn_n"]) for result in results)
-    assert len(normscope.decompose(by_number, TEXTS)) == 2
+    assert len(decompose(by_number, TEXTS)) == 2
 
 
 @pytest.mark.slow
@@ -184,7 +161,7 @@ def test_how_a_module_is_called_can_be_given():
     wrapped = normscope.wrap(Reversed().double(), inputs=lambda ids, mask: {"words": ids, "padding": mask == 0})
     assert wrapped.batching is Batching.PADDED
     expected = normscope.wrap(built_like(wrapped))
-    got, wanted = (normscope.decompose(model, TEXTS[0]) for model in (wrapped, expected))
+    got, wanted = (decompose(model, TEXTS[0]) for model in (wrapped, expected))
     torch.testing.assert_close(got.ratios, wanted.ratios)
 
 
@@ -209,8 +186,8 @@ def test_modules_may_take_and_return_the_axis_of_tokens_first():
     torch.manual_seed(3)
     tutorial = Tutorial().double()
     wrapped = normscope.wrap(tutorial, inputs=lambda ids, _mask: ids.T)
-    got = normscope.decompose(wrapped, TEXTS[0])
-    with torch.no_grad(), Observer(wrapped.model, wrapped.layout, hidden=[own_models.L]) as observer:
+    got = decompose(wrapped, TEXTS[0])
+    with torch.no_grad(), Observer(wrapped.model, wrapped.facts, hidden=[own_models.L]) as observer:
         hidden = {}
         ids = torch.tensor(TEXTS)
         observer.run(
@@ -218,7 +195,7 @@ def test_modules_may_take_and_return_the_axis_of_tokens_first():
         )
         torch.testing.assert_close(tutorial.decoder(hidden[own_models.L]).transpose(0, 1), tutorial.eval()(ids.T))
     assert got.tokens == tuple(map(str, TEXTS[0]))
-    assert normscope.attribution_maps(wrapped, TEXTS[0])["decompx"] is not None
+    assert attribution_maps(wrapped, TEXTS[0])["decompx"] is not None
 
 
 @pytest.mark.slow
@@ -234,7 +211,7 @@ def test_models_that_take_padding_for_tokens_read_texts_of_one_length():
     sums = sum(table["mean"].to_numpy() * table["count"].to_numpy() for table in alone)
     np.testing.assert_allclose(together["mean"] * together["count"], sums, rtol=1e-10)
     with pytest.raises(InputError, match="expected texts of the same length in a batch"):
-        normscope.decompose(wrapped, texts)
+        decompose(wrapped, texts)
 
 
 class Changed(own_models.CausalSelfAttention):
@@ -262,12 +239,38 @@ class Changed(own_models.CausalSelfAttention):
         return self.c_proj(y)
 
 
-@pytest.mark.parametrize("what", ["clipped values", "smoothed weights", "other values", "gate", "dropout"])
-def test_sabotaged_attention_is_refused(what):
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("smoothed weights", "multiply no values"),
+        ("other values", "values are made of several tokens' vectors each"),
+        ("dropout", "dropout is active"),
+    ],
+)
+def test_sabotaged_attention_is_refused_with_the_line_of_the_code(what, reason):
     model = own_models.NanoGPT().double()
     for block in model.transformer.h:
         block.attn = Changed(what).double()
-    refused(model, "NanoGPT cannot be observed exactly")
+    refused(model, rf"NanoGPT cannot be observed exactly: .*{reason}.* \(test_own_models.py, line \d+, in forward\)")
+
+
+@pytest.mark.parametrize("what", ["clipped values", "gate"])
+def test_attention_may_clip_its_values_or_have_a_gate(what):
+    torch.manual_seed(3)
+    model = own_models.NanoGPT().double()
+    for block in model.transformer.h:
+        block.attn = Changed(what).double()
+    assert normscope.wrap(model).layers_verification.error < 1e-12
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: Hybrid(), lambda: own_models.Stack(own_models.MultipliedResidual)], ids=["hybrid", "multiplied"]
+)
+def test_networks_may_come_first_and_residual_connections_carry_multiples(build):
+    torch.manual_seed(3)
+    wrapped = normscope.wrap(build().double())
+    assert wrapped.layers_verification.error < 1e-12
+    assert wrapped.facts.layers == own_models.L
 
 
 class Scripted(nn.Module):
@@ -322,14 +325,12 @@ class Needs(own_models.NoMask):
     [
         (lambda: nn.Linear(2, 2), "Linear fails on token ids of shape"),
         (lambda: Scripted(lambda _: None), "to return a vector for each token, of shape .2, 5, .., got no tensor"),
-        (lambda: Scripted(lambda vectors: vectors), "no softmax over all tokens was found"),
-        (lambda: Hybrid(), r"layers.0 is not part of any layer with attention"),
-        (lambda: NormsOutside(), r"layer model.transformer.h.0 uses model.norms.0, which lies outside the layer"),
-        (lambda: own_models.LinearAttention(), "no softmax over all tokens was found"),
         (
-            lambda: own_models.Stack(own_models.MultipliedResidual),
-            "in attention 1, the residual connection carries a multiple of the stream .operation mul in model.blocks.0.",
+            lambda: Scripted(lambda vectors: vectors),
+            "Scripted cannot be observed exactly: no softmax attention was found",
         ),
+        (lambda: NormsOutside(), r"the attention of 1 layer \(2\) cannot be observed"),
+        (lambda: own_models.LinearAttention(), "no softmax attention was found"),
         (lambda: torch.compile(own_models.NanoGPT()), "expected a module that runs its own code, got a compiled one"),
         (lambda: Needs(), "Needs fails on token ids of shape .2, 5.: .* pass inputs="),
     ],
@@ -353,7 +354,7 @@ def test_wrong_texts_and_names_are_explained():
         ([1] * 65, "fails on 1 text of 65 tokens|longer than 64 tokens"),
     ):
         with pytest.raises(InputError, match=message):
-            normscope.decompose(wrapped, text)
+            decompose(wrapped, text)
     for tokens, message in (
         (["a", "a"], "expected distinct names, got 'a' twice"),
         (["a b"], "expected a name without spaces for each token id, got 'a b' for id 0"),
@@ -371,7 +372,7 @@ class Skipping(own_models.NanoGPT):
         for block in self.transformer.h:
             x = block(x)
             if idx.shape[1] > 12 or bool((idx == 60).sum() > 2):
-                x = 2 * x
+                x = x + self.transformer.wte(idx)
         return self.transformer.ln_f(x)
 
 
@@ -379,9 +380,9 @@ class Skipping(own_models.NanoGPT):
 def test_what_a_probe_cannot_show_is_noticed_when_the_model_runs(text):
     torch.manual_seed(3)
     wrapped = normscope.wrap(Skipping().double())
-    normscope.decompose(wrapped, [1, 2, 3])
+    decompose(wrapped, [1, 2, 3])
     with pytest.raises(InputError, match="layer 2 does not read what layer 1 returns"):
-        normscope.decompose(wrapped, text)
+        decompose(wrapped, text)
 
 
 class Convolved(own_models.Block):
@@ -396,10 +397,13 @@ class Convolved(own_models.Block):
         return x + self.mlp(self.ln_2(x).transpose(1, 2)).transpose(1, 2)
 
 
-def test_networks_that_mix_tokens_are_refused():
+def test_only_blocks_of_layers_whose_networks_mix_tokens_are_observed():
     model = own_models.NanoGPT()
     model.transformer.h = nn.ModuleList(Convolved() for _ in range(2))
-    refused(model.double(), "layer 1 mixes tokens after attention as well")
+    wrapped = normscope.wrap(model.double())
+    decompose(wrapped, TEXTS[0])
+    with pytest.raises(InputError, match="layer 1 of this NanoGPT does more than add what feed-forward networks give"):
+        attribution_maps(wrapped, TEXTS[0])
 
 
 class Pointwise(own_models.Block):
@@ -479,33 +483,22 @@ def test_norms_windows_and_orders_of_heads(change):
 
 @pytest.mark.spread(1)
 @pytest.mark.parametrize(
-    ("name", "block", "network"),
+    ("name", "output", "factor"),
     [
-        ("layer-scale", "model.blocks.0.ls1.gamma", "model.blocks.0.ls2.gamma"),
-        ("layer-scale-post", "model.blocks.0.ls1.gamma", "model.blocks.0.ls2.gamma"),
-        ("layer-scale-parameters", "model.blocks.0.attn.gamma", "model.blocks.0.gamma"),
-        ("layer-scale-in-lists", "model.attentions.0.gamma", "model.scales.0"),
+        ("layer-scale", "blocks.{}.attn.c_proj", "blocks.{}.ls1.gamma"),
+        ("layer-scale-post", "blocks.{}.attn.c_proj", "blocks.{}.ls1.gamma"),
+        ("layer-scale-parameters", "blocks.{}.attn.inner.c_proj", "blocks.{}.attn.gamma"),
+        ("layer-scale-in-lists", "attentions.{}.inner.c_proj", "attentions.{}.gamma"),
     ],
 )
-def test_factors_of_dimensions_are_part_of_the_weights(name, block, network):
-    """diag(γ) is folded into W_O and b_O; layouts that leave it out, or take that of the network, are refused."""
+def test_factors_of_dimensions_are_part_of_the_weights(name, output, factor):
+    """diag(γ) is folded into W_O and b_O, and what a network is multiplied by is left out."""
     model = built(name)
-    wrapped = normscope.wrap(model)
-    layout = wrapped.layout
-    first = layout.sites[0]
-    assert (first.residual.scaling, first.residual.scaling_of_network) == (block, network)
-    for modules in bind_blocks(wrapped.model, layout):
-        weight, bias = modules.output.weight.T, modules.output.bias
-        parameters = modules.parameters()
-        torch.testing.assert_close(parameters.output_weight.flatten(0, 1), weight * modules.scale)
-        torch.testing.assert_close(parameters.output_bias, bias * modules.scale)
-        assert modules.scale.std() > 0.1
-    for wrong in (
-        changed_sites(layout, "residual", [1], scaling=None),
-        changed_sites(layout, "residual", [1], scaling=network),
-    ):
-        with pytest.raises(InputError, match="layer 1"):
-            verify(wrapped.model, wrong, name, feed_forward=True)
+    for number, block in enumerate(normscope.observe(normscope.wrap(model), TEXTS)):
+        written, scale = model.get_submodule(output.format(number)), model.get_parameter(factor.format(number))
+        assert scale.std() > 0.1
+        torch.testing.assert_close(block.parameters.output_weight.flatten(0, 1), written.weight.T * scale)
+        torch.testing.assert_close(block.parameters.output_bias, written.bias * scale)
 
 
 def test_closures_over_modules_are_those_of_the_copy():
@@ -567,14 +560,14 @@ def test_targets_read_the_vectors_that_a_module_returns(how):
         seen.append(hidden.detach())
         return hidden[2, 3] + hidden[0, 1]
 
-    found = normscope.attribute(model, texts[0], target)
+    found = attribute(model, texts[0], target)
     torch.testing.assert_close(seen[0], returned[0], rtol=1e-7, atol=1e-7)
-    similar = normscope.attribute(model, texts[0], normscope.SimilarityTo(texts[1], pooling="mean"))
+    similar = attribute(model, texts[0], normscope.SimilarityTo(texts[1], pooling="mean"))
     cosine = torch.cosine_similarity(*(vectors.mean(dim=0) for vectors in returned), dim=0)
     for each, expected in ((found, returned[0][2, 3] + returned[0][0, 1]), (similar, cosine)):
         assert each.target == pytest.approx(float(expected), rel=1e-6)
         assert abs(each.remainder) < 1e-9
         assert each.error < 1e-9
-    pairs = normscope.similarity(model, *texts, pooling="mean")
+    pairs = similarity(model, *texts, pooling="mean")
     assert pairs.value == pytest.approx(float(cosine), rel=1e-6)
     assert pairs.matrix.sum() == pytest.approx(pairs.value, rel=1e-9)

@@ -24,9 +24,9 @@ from packaging.version import Version
 import normscope
 from normscope import __version__
 from normscope.analyses.registry import analyses
+from normscope.cli.command_line import asked_of
 from normscope.distribution import VERSION
 from normscope.reporting.page.report import citations
-from normscope.reporting.viewing import command
 from tests.end_to_end.shell import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -129,7 +129,7 @@ def test_our_own_parsers_pass_the_check_of_the_next_python(words, monkeypatch):
 
     monkeypatch.setattr(argparse.ArgumentParser, "_add_action", checking)
     with pytest.raises(SystemExit):
-        command(words, "normscope")
+        asked_of(words)
     assert len(checked) > 1
 
 

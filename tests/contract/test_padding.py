@@ -100,7 +100,7 @@ def test_modules_of_users(front, batching):
             normscope.decompose(wrapped, [texts[0], texts[2]])
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [True, False])
 def test_the_row_of_padding_in_trigrams(zero):
     """MobileBERT concatenates the embeddings of neighbours: with trained weights, that of [PAD] is not zero."""
@@ -128,6 +128,7 @@ def test_experts_that_leave_out_tokens(capacity):
     assert batching is (Batching.SINGLE if capacity < 1 else Batching.PADDED)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("family", ["bert", "gpt2", "modernbert"])
 def test_families_that_mask_padding_are_padded(family):
     wrapped = normscope.wrap(tiny_model(FAMILY_CONFIGS[family], torch.float32))

@@ -4,12 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import normscope
 from normscope.errors import InputError
 from normscope.models.blocks.token_block import TokenBlock
 from normscope.models.load.loaded import LoadedModel
 from tests.contract.test_answers import PROMPT, causal
-from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model
+from tests.one_text import decompose
+from tests.tiny import FAMILY_CONFIGS, facts_for, tiny_model
 
 FAMILIES = ["llama", "deberta-v2"]
 
@@ -18,16 +18,16 @@ def loaded(family, tokenizer):
     import torch
 
     model = tiny_model(FAMILY_CONFIGS[family] | {"vocab_size": len(tokenizer)}, torch.float64)
-    return LoadedModel(model, tokenizer, layout_of(family, config=model.config), "tiny", None, 30)
+    return LoadedModel(model, tokenizer, facts_for(family, config=model.config), "tiny", None, 30)
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("layers", "queries"), [([2], None), (None, [0, 3]), ([3, 1], [-1, 2])])
 def test_parts_equal_the_whole(family, layers, queries, tokenizer):
     model = loaded(family, tokenizer)
-    whole = normscope.decompose(model, PROMPT, heads=True)
-    part = normscope.decompose(model, PROMPT, heads=True, layers=layers, queries=queries)
+    whole = decompose(model, PROMPT, heads=True)
+    part = decompose(model, PROMPT, heads=True, layers=layers, queries=queries)
     length = len(whole.tokens)
     kept = sorted(layers or range(1, model.layers + 1))
     places = [place % length for place in queries] if queries else list(range(length))
@@ -44,14 +44,14 @@ def test_parts_equal_the_whole(family, layers, queries, tokenizer):
         expected, found = (chosen(getattr(each, name), column).reset_index(drop=True) for each in (whole, part))
         assert len(found) == len(getattr(part, name))
         pd.testing.assert_frame_equal(found, expected, rtol=1e-10, atol=1e-12)
-    rows = np.ix_(np.array(kept) - 1, range(model.layout.heads), places, range(length))
+    rows = np.ix_(np.array(kept) - 1, range(model.facts.heads), places, range(length))
     for name, values in part.head_maps.items():
         np.testing.assert_allclose(values, whole.head_maps[name].numpy()[rows], rtol=1e-10, atol=1e-12)
-    assert part.figure(kept[-1]).description.table["query"].drop_duplicates().tolist() == sorted(places) or queries
-    assert part.explorer().sentences[0].layers == tuple(kept)
+    assert part.result.figure(layer=kept[-1]).description.table["query"].drop_duplicates().tolist() == places
+    assert part.map.layers == tuple(kept)
     if layers:
         with pytest.raises(InputError, match=f"layer=9: expected {', '.join(map(str, kept))}"):
-            part.figure(9)
+            part.result.figure(layer=9)
 
 
 @pytest.mark.spread(1)
@@ -59,24 +59,22 @@ def test_parts_equal_the_whole(family, layers, queries, tokenizer):
 @pytest.mark.parametrize("level", ["token", "word"])
 def test_some_measures_equal_the_whole(family, level, tokenizer, monkeypatch):
     model = loaded(family, tokenizer)
-    whole = normscope.decompose(model, PROMPT, level=level)
+    whole = decompose(model, PROMPT, level=level)
     columns = [name for name in whole.pairs if name.startswith("attn") or name == "share"]
     for measures in ([], "share", columns[1:3]):
         with monkeypatch.context() as patched:
             if level == "token" and "share" not in measures:  # nothing is built that was not asked for
                 patched.delattr(TokenBlock, "pair_shares")
-            part = normscope.decompose(model, PROMPT, level=level, measures=measures)
+            part = decompose(model, PROMPT, level=level, measures=measures)
         names = {"attn_w", *([measures] if isinstance(measures, str) else measures)}
         assert [name for name in part.pairs if name in columns] == [name for name in columns if name in names]
         for name in names:
             np.testing.assert_allclose(part.pairs[name], whole.pairs[name], rtol=1e-12, atol=1e-14)
         pd.testing.assert_frame_equal(part.mixing, whole.mixing)
         pd.testing.assert_frame_equal(part.output_shares, whole.output_shares)
-        assert len(part.figure().description.panel_titles) == len(names - {"share"})
-        assert {*part.explorer().sentences[0].maps} == names
-    assert normscope.decompose(model, PROMPT, measures=["attn_n"], layers=[2], queries=[-1]).maps["attn_n"].shape[
-        :2
-    ] == (1, 1)
+        assert len(part.result.figure().description.panel_titles) == len(names - {"share"})
+        assert {*part.maps} == names
+    assert decompose(model, PROMPT, measures=["attn_n"], layers=[2], queries=[-1]).maps["attn_n"].shape[:2] == (1, 1)
 
 
 @pytest.mark.spread(4)
@@ -96,4 +94,4 @@ def test_some_measures_equal_the_whole(family, level, tokenizer, monkeypatch):
 )
 def test_what_is_not_there(tokenizer, arguments, message):
     with pytest.raises(InputError, match=message):
-        normscope.decompose(causal("llama", tokenizer), PROMPT, **arguments)
+        decompose(causal("llama", tokenizer), PROMPT, **arguments)

@@ -94,7 +94,7 @@ from normscope.analyses.base import Analysis
 from normscope.results.result import Result
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.results.axes import LAYER
-from normscope.results.declare import Column, Published, Table
+from normscope.results.declare import Column, Declared, Table
 from normscope.statistics.mean import Mean
 
 @dataclasses.dataclass
@@ -103,7 +103,7 @@ class Options(AnalysisConfig):
 
 COLUMN = Column("Number of batches.", kind="whole")
 INFO = AnalysisInfo("broken", "Broken", Options, "broken_analysis:Broken", question="How many batches?",
-                    published=Published(tables={"by_layer": Table(rows=(LAYER,), values={"batches": COLUMN})}))
+                    declared=Declared(tables={"by_layer": Table(rows=(LAYER,), values={"batches": COLUMN})}))
 
 class Broken(Analysis):
     info = INFO
@@ -156,7 +156,14 @@ def outcomes(tmp_path_factory, saved_model, searched):
     model = f"model.name={saved_model}"
     commands = {
         "help": ["--help"],
-        "run": ["analysis=[planted,mixing]", model, *SMALL, f"output_dir={folder}/run", "layers=[2]"],
+        "run": [
+            "analysis=[planted,mixing]",
+            model,
+            *SMALL,
+            "tracking=offline",
+            f"output_dir={folder}/run",
+            "layers=[2]",
+        ],
         "refused": ["analysis=planted", model, *SMALL, f"output_dir={folder}/refused", "analysis.planted.power=0"],
         "typo": ["analysis=planted", "analysis.planted.pwoer=3"],
         "no network": [

@@ -16,6 +16,7 @@ from normscope.results.result import Result
 from tests.oracles.comparison import everything
 
 
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("name", analyses())
 def test_what_an_analysis_returns_is_saved_and_read(name, tmp_path):
     part = everything(name)
@@ -148,3 +149,22 @@ def test_names_of_analyses_may_begin_alike():
     assert result.analyses == ["norms", "norms_more"]
     assert result.owned_by("norms", names) == ["norms_by_layer"]
     assert result.owned_by("norms_more", names) == ["norms_more_by_layer"]
+
+
+def test_what_a_result_cannot_draw_or_save_is_one_line(tmp_path):
+    (text, *_) = TEXTS.values()
+    result = Result(maps=[text])
+    (tmp_path / "file").write_text("")
+    for call, message in (
+        (lambda: result.save(3), "path: expected a str or a Path, got int"),
+        (lambda: result.save(tmp_path / "file"), "file: cannot be written to: "),
+        (lambda: result.figure("mixing"), "figure: expected one of none, got 'mixing'"),
+        (lambda: result.figure(layer=99), "layer=99: expected "),
+        (lambda: Result().figure(), "figure: expected a result with figures or token maps"),
+        (lambda: Result().explorer(), "explorer: expected a result with token maps or pairs of texts"),
+        (lambda: result.figure().save(tmp_path / "a.png", dpi="200"), "dpi: expected a whole number, got str"),
+        (lambda: result.figure().save(tmp_path / "a.png", caption="no"), "caption: expected True or False, got str"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
+    assert Result().table.empty

@@ -10,8 +10,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from normscope.models.observe.observer import Observer
 from normscope.models.prove.verification import verify
-from normscope.models.sites.block_modules import bind_blocks
-from tests.tiny import FAMILY_CONFIGS, layout_of, proved_to, tiny_model, token_batch
+from tests.family_modules import parts_of
+from tests.tiny import FAMILY_CONFIGS, facts_for, proved_to, tiny_model, token_batch
 
 BOUNDARY = 5  # between the lengths of the texts below
 LENGTHS = (9, 6, 5, 3)
@@ -58,7 +58,7 @@ def scaled_model(family: str, rope_type: str, dtype: torch.dtype = torch.float64
 
 def mixing_of(model: Any, family: str, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     mixing: list[torch.Tensor] = []
-    with Observer(model, layout_of(family, config=model.config)) as observer:
+    with Observer(model, facts_for(family, config=model.config)) as observer:
         observer.run(inputs, lambda block: mixing.append(block.mixing))
     return mixing
 
@@ -67,11 +67,11 @@ def alone(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
     return {name: tensor[row : row + 1, : LENGTHS[row]] for name, tensor in inputs.items()}
 
 
-def attention_outputs(model: Any, family: str, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+def attention_outputs(model: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """Of a model that nobody has run or observed before."""
     untouched, outputs = copy.deepcopy(model), []
-    for modules in bind_blocks(untouched, layout_of(family, config=model.config)):
-        modules.output.register_forward_hook(lambda _module, _args, output: outputs.append(output))
+    for parts in parts_of(untouched):
+        parts.output.register_forward_hook(lambda _module, _args, output: outputs.append(output))
     with torch.inference_mode():
         untouched(**inputs)
     return outputs
@@ -83,19 +83,19 @@ def test_every_type_is_tested():
 
 @pytest.mark.parametrize("rope_type", sorted(SCALINGS))
 @pytest.mark.parametrize("family", ["llama", "modernbert"])
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_batch_size_changes_nothing(family, rope_type):
     model, fresh = scaled_model(family, rope_type), scaled_model(family, rope_type)
     inputs = token_batch(model, LENGTHS)
     outputs: list[torch.Tensor] = []
-    with Observer(model, layout_of(family, config=model.config)) as observer:
+    with Observer(model, facts_for(family, config=model.config)) as observer:
         observer.run(inputs, lambda block: outputs.append(block.attention_output))
     together = mixing_of(model, family, inputs)
     for row, length in enumerate(LENGTHS):
         for whole, single in zip(together, mixing_of(model, family, alone(inputs, row)), strict=True):
             assert_close(whole[row, :length], single[0], **EXACT)
         # And what is shown is what transformers does with the text alone.
-        for shown, expected in zip(outputs, attention_outputs(fresh, family, alone(inputs, row)), strict=True):
+        for shown, expected in zip(outputs, attention_outputs(fresh, alone(inputs, row)), strict=True):
             assert_close(shown[row, :length], expected[0], rtol=1e-6, atol=1e-6)
 
 
@@ -104,10 +104,10 @@ def test_batch_size_changes_nothing(family, rope_type):
 @pytest.mark.spread(1)
 def test_length_dependent_types_are_verified(family, rope_type):
     model = scaled_model(family, rope_type)
-    bound = proved_to(model, layout_of(family, config=model.config))
-    assert verify(model, layout_of(family, config=model.config), family).error < bound
+    bound = proved_to(model)
+    assert verify(model, facts_for(family, config=model.config), family).error < bound
     assert (
-        verify(model, layout_of(family, config=model.config), family).error < bound
+        verify(model, facts_for(family, config=model.config), family).error < bound
     )  # what a run leaves behind changes nothing
 
 
@@ -116,6 +116,6 @@ def test_the_boundary_matters(rope_type):
     """Otherwise the tests above would prove nothing: transformers itself rotates a short text by its batch."""
     model = scaled_model("llama", rope_type)
     inputs = token_batch(model, LENGTHS)
-    together = attention_outputs(model, "llama", inputs)[0][2, :5]
-    single = attention_outputs(model, "llama", alone(inputs, 2))[0][0]
+    together = attention_outputs(model, inputs)[0][2, :5]
+    single = attention_outputs(model, alone(inputs, 2))[0][0]
     assert (together - single).abs().max() > 1e-3

@@ -26,6 +26,8 @@ from normscope.errors import InputError
 from normscope.maths import choices
 from normscope.maths.embedder import Embedder
 from normscope.models.stored.embedder_files import _Module, _parts
+from normscope.rounding import number
+from tests.one_text import attribute, similarity
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 A, B = "the old bridge was closed for repairs", "a crossing that nobody could use in spring"
@@ -128,12 +130,12 @@ def test_the_parts_add_up_to_the_similarity_of_the_library(folders, family, kind
     encoder = encoder_of(folders[family], kind).double()
     expected = float(encoder.similarity(*encoder.encode([A, B], convert_to_tensor=True))[0, 0])
     model = normscope.wrap(encoder)
-    found = normscope.similarity(model, A, B)
+    found = similarity(model, A, B)
     assert found.value == pytest.approx(expected, rel=1e-6, abs=1e-6)
     tokens, constant = found.matrix[:-1, :-1].sum(), found.matrix[-1].sum() + found.matrix[:-1, -1].sum()
     assert tokens + constant == pytest.approx(expected, rel=1e-6, abs=1e-6)
     assert found.function == str(encoder.similarity_fn_name)
-    attributed = normscope.attribute(model, A, normscope.SimilarityTo(B), by="layer")
+    attributed = attribute(model, A, normscope.SimilarityTo(B), by="layer")
     cosine = torch.nn.functional.cosine_similarity(*encoder.encode([A, B], convert_to_tensor=True), dim=0)
     assert attributed.target == pytest.approx(float(cosine), rel=1e-6, abs=1e-6)
     assert abs(attributed.remainder) < 1e-6 * (abs(attributed.scores).sum() + abs(attributed.bias))
@@ -149,7 +151,7 @@ def wide_folder(tokenizer, tmp_path_factory):
     return place
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "dense"), [(128, False), (99, False), (100, True), (256, True), (384, False), (1, True)]
 )
@@ -158,10 +160,10 @@ def test_embeddings_are_truncated_to_any_size(wide_folder, size, dense):
     transformer = Transformer(str(wide_folder))
     modules = [transformer, Pooling(384, pooling_mode="mean")]
     modules += [Dense(384, 300, activation_function=nn.Tanh())] if dense else []
-    similarity = {"similarity_fn_name": "dot"} if size == 1 else {}
-    encoder = SentenceTransformer(modules=modules, device="cpu", truncate_dim=size, **similarity).eval().double()
+    settings = {"similarity_fn_name": "dot"} if size == 1 else {}
+    encoder = SentenceTransformer(modules=modules, device="cpu", truncate_dim=size, **settings).eval().double()
     expected = float(encoder.similarity(*encoder.encode([A, B], convert_to_tensor=True))[0, 0])
-    found = normscope.similarity(normscope.wrap(encoder), A, B)
+    found = similarity(normscope.wrap(encoder), A, B)
     assert found.value == pytest.approx(expected, rel=1e-6, abs=1e-6)
     assert found.matrix.sum() == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
@@ -260,13 +262,13 @@ def test_an_activation_of_files_is_made_of_the_class_that_they_name():
 def test_a_changed_projection_is_seen_or_refused(folder, change):
     library = encoder_of(folder, "cls, tanh")
     model = normscope.wrap(library)
-    before = normscope.similarity(model, A, B).value
+    before = similarity(model, A, B).value
     with torch.no_grad():
         change(library[2].linear)
     expected = float(library.similarity(library.encode([A]), library.encode([B])))
     assert abs(expected - before) > 1e-3 * abs(before)
     with contextlib.suppress(InputError):
-        assert normscope.similarity(model, A, B).value == pytest.approx(expected, rel=1e-4)
+        assert similarity(model, A, B).value == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.spread(1)
@@ -274,24 +276,24 @@ def test_a_changed_projection_is_seen_or_refused(folder, change):
 def test_an_encoder_on_disk_is_the_same(folder, kind, tmp_path):
     encoder = encoder_of(folder, kind)
     encoder.save_pretrained(str(tmp_path))
-    found = normscope.similarity(normscope.load(str(tmp_path)), A, B)
-    torch.testing.assert_close(found.matrix, normscope.similarity(normscope.wrap(encoder), A, B).matrix)
+    found = similarity(normscope.load(str(tmp_path)), A, B)
+    torch.testing.assert_close(found.matrix, similarity(normscope.wrap(encoder), A, B).matrix)
 
 
 @pytest.mark.slow
 def test_prompts_are_chosen_by_name_or_text(folder):
     encoder = encoder_of(folder, "prompt not pooled")
     model = normscope.wrap(encoder)
-    found = normscope.similarity(model, A, B, prompts=("query", ""))
+    found = similarity(model, A, B, prompts=("query", ""))
     embeddings = [encoder.encode(A, prompt_name="query"), encoder.encode(B, prompt="")]
     assert found.value == pytest.approx(float(encoder.similarity(*embeddings)[0, 0]), rel=1e-5)
-    found = normscope.similarity(model, A, B, prompts="passage: ")
+    found = similarity(model, A, B, prompts="passage: ")
     embeddings = encoder.encode([A, B], prompt="passage: ")
     assert found.value == pytest.approx(float(encoder.similarity(*embeddings)[0, 0]), rel=1e-5)
     assert len(found.tokens_a) == len(model.tokenizer("passage: " + A)["input_ids"])
     # As in encode_document, "document" stands for whichever prompt of documents the model has.
     encoder.prompts = {"query": "search query: ", "passage": "text: "}
-    found = normscope.similarity(normscope.wrap(encoder), A, B, prompts=("query", "document"))
+    found = similarity(normscope.wrap(encoder), A, B, prompts=("query", "document"))
     embeddings = [encoder.encode_query(A), encoder.encode_document(B)]
     assert found.value == pytest.approx(float(encoder.similarity(*embeddings)[0, 0]), rel=1e-5)
 
@@ -299,9 +301,9 @@ def test_prompts_are_chosen_by_name_or_text(folder):
 def test_attribution_to_a_similarity_follows_the_projections(folder):
     encoder = encoder_of(folder, "two projections")
     model = normscope.wrap(encoder)
-    found = normscope.attribute(model, A, normscope.SimilarityTo(B))
+    found = attribute(model, A, normscope.SimilarityTo(B))
     assert found.target == pytest.approx(float(encoder.similarity(*encoder.encode([A, B]))[0, 0]), rel=1e-4, abs=1e-5)
-    by_pairs = normscope.similarity(model, A, B).matrix.sum(axis=1)
+    by_pairs = similarity(model, A, B).matrix.sum(axis=1)
     # The second projection has constants of its own, which belong to no token.
     assert found.scores == pytest.approx(by_pairs[:-1], rel=1e-3, abs=1e-5)
     assert found.bias == pytest.approx(by_pairs[-1], rel=1e-3, abs=1e-5)
@@ -318,15 +320,15 @@ def test_what_cannot_be_split_is_one_line(folder):
     encoder = encoder_of(folder, "cls, tanh")
     encoder[2].activation_function = nn.Softmax(dim=-1)
     with pytest.raises(InputError, match="pooling: Dense, which follows the pooling, computes no affine map"):
-        normscope.similarity(model(encoder), A, B)
+        similarity(model(encoder), A, B)
     with pytest.raises(
         InputError, match=r"prompts: expected a str, a pair \(tuple\) of two str or None, got a tuple of 3"
     ):
-        normscope.similarity(normscope.load(), A, B, prompts=("a", "b", "c"))
+        similarity(normscope.load(), A, B, prompts=("a", "b", "c"))
     with pytest.raises(InputError, match="prompts: expected none before a tuple of 2"):
-        normscope.similarity(normscope.load(), (A, B), B, prompts="query: ")
+        similarity(normscope.load(), (A, B), B, prompts="query: ")
     with pytest.raises(InputError, match=r"one of the model's prompts \(document, query\), or .* got 'passage'"):
-        normscope.similarity(normscope.load(), A, B, prompts="passage")
+        similarity(normscope.load(), A, B, prompts="passage")
 
 
 DOCUMENTS = ["The bridge is closed.", "Nobody crossed.", "Spring came to the valley, and the river rose.", "A bridge."]
@@ -334,8 +336,8 @@ DOCUMENTS = ["The bridge is closed.", "Nobody crossed.", "Spring came to the val
 
 @pytest.mark.slow
 def test_documents_are_ranked_for_a_query(model):
-    found = normscope.similarity(model, A, DOCUMENTS)
-    singles = [normscope.similarity(model, A, document) for document in DOCUMENTS]
+    found = similarity(model, A, DOCUMENTS)
+    singles = [similarity(model, A, document) for document in DOCUMENTS]
     assert [each.value for each in found] == pytest.approx([each.value for each in singles], rel=1e-6)
     for one, other in zip(found, singles, strict=True):
         assert one.matrix == pytest.approx(other.matrix, abs=1e-6)
@@ -346,13 +348,18 @@ def test_documents_are_ranked_for_a_query(model):
     tokens = [singles[number].matrix[:-1, :-1].sum() for number in order]
     assert ranking["tokens"].tolist() == pytest.approx(tokens, abs=1e-6)
     assert (ranking["tokens"] + ranking["biases"]).tolist() == pytest.approx(ranking["value"].tolist())
-    assert repr(found) == ranking.to_string(index=False, float_format="{:.3f}".format)
-    assert found.table["number"].nunique() == len(DOCUMENTS)
-    assert len(found.table) == sum(each.matrix.size for each in singles)
+    best = found[order[0]]
+    assert found.result.sentences == [
+        f"Of 4 pairs of texts, the one with “{' '.join(best.tokens_b)}” has the largest cosine similarity: "
+        f"{number(best.value)}."
+    ]
+    assert found.result.table["number"].nunique() == len(DOCUMENTS)
+    assert len(found.result.table) == sum(each.matrix.size for each in singles)
 
 
+@pytest.mark.slow
 def test_words_of_the_documents_add_up(model):
-    found = normscope.similarity(model, A, DOCUMENTS)
+    found = similarity(model, A, DOCUMENTS)
     words = found.words.set_index("token")
     for word in ("bridge", "[SEP]"):
         parts = [
@@ -370,27 +377,28 @@ def test_words_of_the_documents_add_up(model):
 
 @pytest.mark.slow
 def test_texts_in_the_same_places_are_compared(model):
-    found = normscope.similarity(model, DOCUMENTS[:2], DOCUMENTS[2:])
-    for number, each in enumerate(found):
-        assert each.value == pytest.approx(normscope.similarity(model, *DOCUMENTS[number::2]).value, rel=1e-6)
-    turned = normscope.similarity(model, DOCUMENTS, A)
+    found = similarity(model, DOCUMENTS[:2], DOCUMENTS[2:])
+    for place, each in enumerate(found):
+        assert each.value == pytest.approx(similarity(model, *DOCUMENTS[place::2]).value, rel=1e-6)
+    turned = similarity(model, DOCUMENTS, A)
     assert [each.value for each in turned] == pytest.approx(
-        [each.value for each in normscope.similarity(model, A, DOCUMENTS)], rel=1e-6
+        [each.value for each in similarity(model, A, DOCUMENTS)], rel=1e-6
     )
 
 
 @pytest.mark.slow
 def test_a_ranking_is_drawn_and_explored(model, tmp_path):
-    found = normscope.similarity(model, A, DOCUMENTS)
+    found = similarity(model, A, DOCUMENTS)
     best = found.ranking.iloc[0]
-    caption = found.figure().description.caption
+    caption = found.result.figure().description.caption
     assert caption.startswith("What each token of a text adds to its cosine similarity with the other text of its pair")
-    found.explorer().save(tmp_path / "ranking.html")
+    explorer = found.result.explorer()
+    explorer.save(tmp_path / "ranking.html")
     page = (tmp_path / "ranking.html").read_text()
     assert f"1. {best['value']:.3f}" in page
-    assert repr(found.explorer()) == "4 pairs of texts; .save('pair.html') makes a page to open in a browser"
-    many = normscope.similarity(model, A, [f"Number {number}." for number in range(11)])
-    assert "The 10 most similar of 11 are shown." in many.figure().description.caption
+    assert repr(explorer) == "4 pairs of texts; .save('map.html') makes a page to open in a browser"
+    many = similarity(model, A, [f"Number {number}." for number in range(11)])
+    assert "The 10 most similar of 11 are shown." in many.result.figure().description.caption
 
 
 @pytest.mark.spread(2)
@@ -404,7 +412,7 @@ def test_a_ranking_is_drawn_and_explored(model, tmp_path):
 )
 def test_lists_that_cannot_be_compared_are_one_line(model, a, b, message):
     with pytest.raises(InputError, match=message):
-        normscope.similarity(model, a, b)
+        similarity(model, a, b)
 
 
 @pytest.fixture(scope="module")
@@ -432,7 +440,7 @@ def test_a_cross_encoder_says_which_words_of_query_and_document_made_its_score(c
     encoder, place = cross_encoder
     scores = encoder.predict([(A, document) for document in DOCUMENTS[:2]], activation_fn=nn.Identity())
     for model in (normscope.wrap(encoder), normscope.load(str(place))):
-        found = normscope.attribute(model, [(A, document) for document in DOCUMENTS[:2]], normscope.Label(0))
+        found = attribute(model, [(A, document) for document in DOCUMENTS[:2]], normscope.Label(0))
         for one, score in zip(found, scores, strict=True):
             assert one.target == pytest.approx(float(score), rel=1e-4)
             parts = sum(one.spans.values()) + one.bias + one.remainder
@@ -475,7 +483,7 @@ def test_the_parts_of_late_interaction_add_up_to_the_score_of_the_library(folder
     expected = float(encoder.similarity(query, document)[0, 0])
     products = torch.as_tensor(query) @ torch.as_tensor(document).T
     for model in (normscope.wrap(encoder), normscope.load(str(tmp_path))):
-        found = normscope.similarity(model, A, B)
+        found = similarity(model, A, B)
         assert found.value == pytest.approx(expected, abs=1e-5)
         assert found.matrix.sum() == pytest.approx(found.value, rel=1e-5, abs=1e-6)
         assert found.function == str(encoder.similarity_fn_name)
@@ -492,7 +500,7 @@ def test_the_parts_of_late_interaction_add_up_to_the_score_of_the_library(folder
 def test_late_interaction_is_exact_in_float64(folders, family):
     encoder = late_encoder(folders[family], words=["the"]).double()
     expected = float(torch.as_tensor(encoder.encode_query(A) @ encoder.encode_document(B).T).max(dim=1).values.sum())
-    found = normscope.similarity(normscope.wrap(encoder), A, B)
+    found = similarity(normscope.wrap(encoder), A, B)
     assert found.value == pytest.approx(expected, abs=1e-6)  # Llama's own norms compute in float32
     assert found.matrix.sum() == pytest.approx(found.value, abs=1e-9)
 
@@ -501,7 +509,7 @@ def test_late_interaction_is_exact_in_float64(folders, family):
 def test_documents_are_ranked_by_late_interaction(folder):
     encoder = late_encoder(folder)
     scores = encoder.similarity(encoder.encode_query(A), encoder.encode_document(DOCUMENTS))[0]
-    found = normscope.similarity(normscope.wrap(encoder), A, DOCUMENTS)
+    found = similarity(normscope.wrap(encoder), A, DOCUMENTS)
     assert found.ranking["value"].tolist() == pytest.approx(sorted(scores.tolist(), reverse=True), abs=1e-4)
 
 
@@ -514,15 +522,15 @@ def test_late_interaction_that_cannot_be_split_is_one_line(folder, tokenizer):
         normscope.wrap(late_encoder(folder, transformer=expansion))
     model = normscope.wrap(late_encoder(folder, transformer={"query_length": 4}))
     with pytest.raises(InputError, match="expected a query of at most 4 tokens, the limit of .*, got"):
-        normscope.similarity(model, A, B)
+        similarity(model, A, B)
     model = normscope.wrap(late_encoder(folder, words=tokenizer.get_vocab()))
     with pytest.raises(InputError, match="expected a document with at least one token that .* compares, got none"):
-        normscope.similarity(model, A, B)
+        similarity(model, A, B)
     with pytest.raises(InputError, match="keeps a vector for each token .late interaction., expected one embedding"):
-        normscope.attribute(model, A, normscope.SimilarityTo(B))
+        attribute(model, A, normscope.SimilarityTo(B))
     with pytest.raises(InputError, match="keeps a vector for each token"):
         normscope.run("similarity", model=model, texts=[(A, B)])
-    assert normscope.similarity(model, A, B, pooling="mean").function == "cosine"
+    assert similarity(model, A, B, pooling="mean").function == "cosine"
 
 
 @pytest.mark.slow
@@ -535,7 +543,7 @@ def test_a_folder_says_where_its_texts_end(folder, tmp_path):
     model = normscope.load(str(tmp_path))
     assert model.max_length == 7
     with pytest.raises(InputError, match="1 text is longer than 7 tokens"):
-        normscope.similarity(model, A, B)
+        similarity(model, A, B)
     path.write_text(json.dumps(settings | {"max_seq_length": "long"}))
     with pytest.raises(InputError, match="expected max_seq_length to be a number of tokens, got 'long'"):
         normscope.load(str(tmp_path))
@@ -555,7 +563,7 @@ def test_a_callback_logs_the_constant_part_and_special_tokens_of_an_encoder_in_t
     history = callback.history.pivot(index="step", columns="metric", values="value")
     assert history.index.tolist() == [0, 1, 2]
     last = history.iloc[-1]
-    found = normscope.similarity(normscope.wrap(encoder.eval()), *map(list, zip(*pairs, strict=True)))
+    found = similarity(normscope.wrap(encoder.eval()), *map(list, zip(*pairs, strict=True)))
     cosine = sum(each.value for each in found) / len(found)
     assert last["similarity/cosine"] == pytest.approx(cosine, abs=1e-4)
     constant = sum(each.value - each.matrix[:-1, :-1].sum() for each in found) / len(found)
@@ -579,12 +587,12 @@ def test_a_cross_encoder_says_why_a_document_is_ranked_over_another(cross_encode
     over, under = DOCUMENTS[2], DOCUMENTS[0]
     high, low = encoder.predict([(A, over), (A, under)], activation_fn=nn.Identity())
     model = normscope.load(str(place))
-    found = normscope.attribute(model, (A, over), normscope.Label(), against=(A, under))
+    found = attribute(model, (A, over), normscope.Label(), against=(A, under))
     assert found.target == pytest.approx(float(high - low), rel=1e-4, abs=1e-5)
     assert found.scores.sum() + found.bias + found.remainder == pytest.approx(found.target, abs=1e-5)
     lengths = [len(model.tokenizer(A, document)["input_ids"]) for document in (over, under)]
     assert dict(found.sides) == {"pair": lengths[0], "against": lengths[1]}
-    first, second = (normscope.attribute(model, (A, document), 0) for document in (over, under))
+    first, second = (attribute(model, (A, document), 0) for document in (over, under))
     assert [*found.scores] == pytest.approx([*first.scores, *-second.scores], abs=1e-6)
     assert found.spans == pytest.approx(
         {
@@ -596,10 +604,10 @@ def test_a_cross_encoder_says_why_a_document_is_ranked_over_another(cross_encode
         abs=1e-6,
     )
     assert set(found.table["side"]) == {"pair", "against"}
-    assert found.figure().description is not None
-    found.explorer()
-    assert "minus that of the other pair" in repr(found)
-    other_query = normscope.attribute(model, (A, over), normscope.Label(0), against=("other", over))
+    assert found.result.figure().description is not None
+    found.result.explorer()
+    assert "minus that of the other pair" in found.what
+    other_query = attribute(model, (A, over), normscope.Label(0), against=("other", over))
     assert {*other_query.spans} == {"rest", "first text", "second text", "first text of the other"}
 
 
@@ -618,4 +626,4 @@ def test_a_cross_encoder_says_why_a_document_is_ranked_over_another(cross_encode
 def test_a_difference_of_pairs_that_is_not_defined_is_one_line(cross_encoder, arguments, message):
     given = {"text": (A, B), "target": normscope.Label(0), "against": (A, A)} | arguments
     with pytest.raises(InputError, match=message):
-        normscope.attribute(normscope.load(str(cross_encoder[1])), **given)
+        attribute(normscope.load(str(cross_encoder[1])), **given)

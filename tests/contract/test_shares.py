@@ -10,18 +10,18 @@ from normscope.models.blocks.block import AttentionBlock
 from normscope.models.blocks.token_block import TokenBlock
 from normscope.models.observe.observer import Observer
 from tests.oracles import specimens
-from tests.tiny import layout_of, token_batch
+from tests.tiny import facts_for, token_batch
 
 LENGTHS = (9, 6, 3)
 EXACT = {"rtol": 0, "atol": 1e-10}
 
 
-def blocks_of(model, layout) -> list[AttentionBlock]:
+def blocks_of(model, facts) -> list[AttentionBlock]:
     inputs = token_batch(model, LENGTHS)
-    if layout.reads_target:
+    if facts.reads_target:
         inputs |= {f"decoder_{name}": tensor for name, tensor in token_batch(model, (4, 2, 7), seed=2).items()}
     blocks: list[AttentionBlock] = []
-    with Observer(model, layout) as observer:
+    with Observer(model, facts) as observer:
         observer.run(inputs, blocks.append)
     return blocks
 
@@ -54,7 +54,7 @@ def explicit(block: AttentionBlock) -> dict[Stage, dict[str, torch.Tensor]]:
 @pytest.mark.spread(9)
 @pytest.mark.kinds
 def test_shares_are_those_of_the_explicit_vectors(family, family_model):
-    for block in blocks_of(family_model, layout_of(family)):
+    for block in blocks_of(family_model, facts_for(family)):
         tokens = block.token_mask
         for stage, parts in explicit(block).items():
             output = sum(parts.values())
@@ -71,7 +71,7 @@ def test_shares_are_those_of_the_explicit_vectors(family, family_model):
 @pytest.mark.spread(10)
 @pytest.mark.kinds
 def test_shares_of_pairs_add_up_to_one_with_the_biases(family, family_model):
-    for block in blocks_of(family_model, layout_of(family)):
+    for block in blocks_of(family_model, facts_for(family)):
         shares = block.shares[OF_STAGE[block.composition.stages[-1]]]
         pairs, tokens = TokenBlock(block).pair_shares(), block.token_mask
         scale = torch.stack(list(shares)).abs().sum(dim=0).clamp(min=1)
@@ -94,7 +94,7 @@ def test_shares_of_pairs_add_up_to_one_with_the_biases(family, family_model):
 
 @pytest.mark.kinds("bert", "gpt_neox", "olmo2", "t5")
 def test_parts_that_do_not_add_up_are_noticed(family, family_model):
-    (block, *_) = blocks_of(family_model, layout_of(family))
+    (block, *_) = blocks_of(family_model, facts_for(family))
     composition = block.composition
     assert float(block.share_error()) < 1e-10
     vars(composition)["mixing"] = composition.mixing * 2

@@ -3,20 +3,18 @@
 import pytest
 import torch
 
-from normscope.models.observe.forward_pass import Replacement
-from normscope.models.observe.observer import Observer
-from normscope.models.observe.skipped_layers import LayerOutput
-from tests.tiny import layout_of, token_batch
+from normscope.models.observe.observer import LayerOutput, Observer, Replacement
+from tests.tiny import facts_for, token_batch
 
 
-def passes(model, layout, inputs):
+def passes(model, facts, inputs):
     """A whole pass and one that begins with each layer, with a replacement from there on: everything that blocks hold."""
-    outputs = dict.fromkeys(range(1, len(layout.stream.layers)))
-    with Observer(model, layout) as observer:
+    outputs = dict.fromkeys(range(1, facts.layers))
+    with Observer(model, facts) as observer:
         observer.run(inputs, lambda _block: None, outputs=outputs)
-        for layer in layout.attends:
+        for layer in facts.attends:
             replacement = Replacement(torch.tensor([1, 4]), torch.tensor([0.5, -2.0]).double())
-            changes = dict.fromkeys(range(layer, len(layout.stream.layers) + 1), replacement)
+            changes = dict.fromkeys(range(layer, facts.layers + 1), replacement)
             known = None if outputs.get(layer - 1) is None else LayerOutput(layer - 1, outputs[layer - 1])
             found = []
             for after in (None, known):
@@ -36,19 +34,19 @@ def passes(model, layout, inputs):
 @pytest.mark.spread(6)
 @pytest.mark.kinds
 def test_every_family(family, family_model):
-    compare(family_model, layout_of(family), token_batch(family_model, (7, 5)))
+    compare(family_model, facts_for(family), token_batch(family_model, (7, 5)))
 
 
-def compare(model, layout, inputs):
+def compare(model, facts, inputs):
     """Compare whole passes with those that begin in the middle."""
     forwards = [module.forward for module in model.modules()]
     skipped = []
-    for layer, known, (whole, part) in passes(model, layout, inputs):
+    for layer, known, (whole, part) in passes(model, facts, inputs):
         if known is not None:
             skipped.append(layer)
             assert min(part) == layer, "blocks of layers that do not run are not visited"
         for number, parts in part.items():
             for one, other in zip(whole[number], parts, strict=True):
                 assert torch.equal(one, other)
-    assert skipped == (layout.attends[1:] if layout.stream.in_modules else [])
+    assert skipped == (facts.attends[1:] if facts.in_modules else [])
     assert [module.forward for module in model.modules()] == forwards, "the model is as it was"

@@ -10,7 +10,7 @@ from normscope.attribution.readouts import EmbeddingReadout
 from normscope.attribution.token_scores import token_scores
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
-from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, facts_for, tiny_model, token_batch
 
 LENGTHS = (7, 4)
 
@@ -19,15 +19,15 @@ LENGTHS = (7, 4)
 @pytest.mark.networks
 @pytest.mark.kinds("bert", "gpt2", "olmo2", "qwen2")
 def test_a_padded_batch_gives_what_each_text_gives_alone(family, family_model):
-    layout = layout_of(family)
+    facts = facts_for(family)
     readout = EmbeddingReadout(family_model, Embedder(Pooling.mean))
     inputs = token_batch(family_model, LENGTHS)
 
     def scored(inputs):
-        maps = defined_methods(layout, None, MapStage.LAYER)
+        maps = defined_methods(facts, None, MapStage.LAYER)
         assert MapMethod.DECOMPX in maps
-        found = model_maps(family_model, layout, inputs, maps)
-        return token_scores(family_model, layout, inputs, readout, [*maps, *Baseline], found, steps=3)
+        found = model_maps(family_model, facts, inputs, maps)
+        return token_scores(family_model, facts, inputs, readout, [*maps, *Baseline], found, steps=3)
 
     together = scored(inputs)
     for row, length in enumerate(LENGTHS):
@@ -48,8 +48,8 @@ def test_integrated_gradients_add_up_to_the_difference_from_zero_embeddings(mode
     model = tiny_model(FAMILY_CONFIGS[model_type], torch.float64)
     readout = EmbeddingReadout(model, Embedder(Pooling.mean))
     inputs = token_batch(model, (5,))
-    layout, module = layout_of(model_type), model.get_input_embeddings()
-    scores = token_scores(model, layout, inputs, readout, [Baseline.INTEGRATED_GRADIENTS], {}, steps=300)
+    facts, module = facts_for(model_type), model.get_input_embeddings()
+    scores = token_scores(model, facts, inputs, readout, [Baseline.INTEGRATED_GRADIENTS], {}, steps=300)
     with torch.inference_mode():
         whole = readout.answers(model(**inputs), inputs)
         zero = module.register_forward_hook(lambda _module, _args, output: torch.zeros_like(output))

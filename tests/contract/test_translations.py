@@ -46,7 +46,7 @@ def test_scores_and_biases_add_up_to_the_logit(model_type):
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("model_type", ["marian", "bart", "mbart", "m2m_100", "t5", "mt5", "umt5"])
 def test_the_logits_of_all_tokens_of_a_target_are_those_of_one_after_the_other(model_type):
     model = translator(model_type)

@@ -115,10 +115,10 @@ def run_several(
 
 def draw_nothing() -> None:
     """Empty figures in this process: drawing takes longer than all the rest of a small run."""
-    from normscope.reporting import drawing, publish
+    from normscope.reporting import drawing, views
     from normscope.reporting.page import inline_svg
 
-    drawing.drawn = publish.drawn = lambda _figure, formats, _look=None: [_empty(extension) for extension in formats]
+    drawing.drawn = views.drawn = lambda _figure, formats, _look=None: [_empty(extension) for extension in formats]
     inline_svg.svg = lambda _figure: '<svg xmlns="http://www.w3.org/2000/svg" width="1pt" height="1pt" version="1.1"/>'
 
 
@@ -144,7 +144,10 @@ def _run(
     weakref.finalize._registered_with_atexit = False
     for descriptor, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), descriptor)
-    sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", encoding="utf-8", closefd=False) for descriptor in (1, 2))
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        stream = os.fdopen(descriptor, "w", encoding="utf-8", closefd=False)
+        for own in (name, f"__{name}__"):
+            setattr(sys, own, stream)
     if "PYTHONPATH" in environment:  # plug-ins are imported with our code
         _forget_ours()
     os.environ.pop("WANDB_SERVICE", None)  # the service that wandb has started for the tests' own process

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra._internal.hydra import Hydra
 
-from normscope.reporting import drawing, publish
+from normscope.reporting import drawing, views
 from normscope.reporting.page import inline_svg
 from tests.end_to_end import forks
 from tests.end_to_end.forks import Outcome
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Outcome:
     """`python run.py ...` without the seconds that a new process takes to import torch."""
     monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+    compose_once(monkeypatch)
     capsys.readouterr()
     with pytest.raises(SystemExit) as exit_:
         runpy.run_path(str(ROOT / "run.py"), run_name="__main__")
@@ -29,9 +31,20 @@ def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     return Outcome(int(exit_.value.code or 0), captured.out, captured.err)
 
 
+def compose_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Hydra not compose a config a first time to find `hydra.mode` in it, where nothing sets this: a tenth of a second."""
+    whole = Hydra.get_mode
+
+    def get_mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> object:
+        return whole(hydra, config_name, overrides) if any("hydra" in word for word in overrides) else None
+
+    if whole.__module__ == Hydra.__module__:
+        monkeypatch.setattr(Hydra, "get_mode", get_mode)
+
+
 def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty figures until the end of a test."""
-    for module, name in ((drawing, "drawn"), (publish, "drawn"), (inline_svg, "svg")):
+    for module, name in ((drawing, "drawn"), (views, "drawn"), (inline_svg, "svg")):
         monkeypatch.setattr(module, name, getattr(module, name))  # which is what it will be again
     forks.draw_nothing()
 
@@ -43,6 +56,7 @@ def run_once(*arguments: str) -> Outcome:
         draw_nothing(monkeypatch)
         # Behind the others: argparse takes no more positional arguments once an option has come between them.
         monkeypatch.setattr(sys, "argv", ["run.py", *arguments, "report.enabled=false"])
+        compose_once(monkeypatch)
         with pytest.raises(SystemExit) as exit_:
             runpy.run_path(str(ROOT / "run.py"), run_name="__main__")
     return Outcome(int(exit_.value.code or 0), out.getvalue(), err.getvalue())

@@ -13,6 +13,7 @@ import normscope
 from normscope.data.toy_corpus import ToyCorpus
 from normscope.translation.vocabulary import joint_vocabulary
 from tests.end_to_end.shell import run_here
+from tests.one_text import attribution_maps
 from tests.tiny import STACK_CONFIGS
 
 TEXTS = ["the old bridge is closed.", "a cat sees the river, and it walks", "we run"]
@@ -49,7 +50,7 @@ def test_a_run_attributes_its_sample_and_the_texts_of_the_explorer(capsys, monke
     )
     pairs = pd.read_parquet(folder / "maps.parquet").query("head == 0 and sentence == 1")
     model = normscope.load(str(saved_model), dtype="float64")
-    for method, maps in normscope.attribution_maps(model, TEXTS[0], ["rollout", "decompx"]).items():
+    for method, maps in attribution_maps(model, TEXTS[0], ["rollout", "decompx"]).items():
         for layer in (1, 3):
             tokens = len(maps.tokens)
             found = pairs.query(f"layer == {layer}").sort_values(["query", "key"])[method].to_numpy()
@@ -152,7 +153,7 @@ def test_losses_are_attributed(questions, tmp_path):
     assert "ean drop in the loss of the remaining tokens" in " ".join(outcome.out.split())
 
 
-@pytest.mark.spread(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -225,6 +226,7 @@ def test_translations_are_attributed_to_source_and_target(translations, tmp_path
     assert "According to ALTI+" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import wandb
 from omegaconf import OmegaConf
 from omegaconf.errors import ValidationError
 from safetensors.torch import load_file, save_file
@@ -18,21 +17,26 @@ from normscope.config.schema import nested
 from normscope.errors import InputError
 from normscope.models.load.loading import open_model
 from normscope.models.options import DeviceOptions, ModelOptions
-from normscope.reporting import weights_and_biases
 from normscope.running.options import SCHEMA, RunOptions
+from tests.end_to_end.bad_input.answer import PROGRESS
 from tests.end_to_end.bad_input.case import Case
 from tests.end_to_end.bad_input.overrides import STRINGS
 from tests.end_to_end.bad_input.suggestions import followed
+from tests.end_to_end.bad_input.values import FOUND
 from tests.end_to_end.shell import run_here
 
 
 def refuse(capsys, monkeypatch, tmp_path, *arguments: str) -> str:
     """Run a command that must be refused and return its one line."""
     folder = tmp_path / "out"
-    outcome = run_here(capsys, monkeypatch, "tracking=disabled", f"output_dir={folder}", *arguments)
+    settings = ["tracking=disabled", f"output_dir={folder}"]
+    if arguments[0] in ("explain", "attention"):
+        given = [*arguments, *(settings if len(arguments) > 2 else [])]
+    else:
+        given = list(arguments) if arguments[0] in ("serve", "compare", "page") else [*settings, *arguments]
+    outcome = run_here(capsys, monkeypatch, *given)
     assert outcome.status == 2, outcome.err
-    assert "Traceback" not in outcome.err
-    lines = [line for line in outcome.err.splitlines() if line.strip()]
+    lines = [line for line in outcome.err.splitlines() if not PROGRESS.fullmatch(line)]
     assert len(lines) == 1, outcome.err
     assert lines[0].startswith("normscope: ")
     assert not folder.exists(), "nothing may be left behind"
@@ -40,115 +44,13 @@ def refuse(capsys, monkeypatch, tmp_path, *arguments: str) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["analysis=mixin"], "mixin"),
-        (["dataset.max_lenght=9"], "did you mean dataset.max_length?"),
-        (["device=cuda"], "this machine has no such device"),
-        (["layers=[0]"], "expected all or numbers from 1 to 3"),
-        (["categories=[verbs]"], "unknown category 'verbs'; expected some of cls, sep, mask, punctuation, other, all"),
-        (["model.name=/no/such/folder"], "expected an existing folder or a Hub name"),
-        (["model.name=nobody/nothing"], "the Hub cannot be reached"),
-        (["model.sha256=00ff"], "expected 00ff"),
-        (["dataset=text", "dataset.path=/no/such.txt"], "no such file"),
-        (["dataset=text"], "dataset.path is not set"),
-        (["dataset.max_length=600"], "expected at most 160"),
-        (["output_dir=/proc/nowhere"], "output_dir"),
-        (["dataset.path=a.txt"], "dataset.path is set, but dataset=sample does not read it; add dataset=text"),
-        (
-            ["+analysis.norms.scatterpairs=9"],
-            "unknown key analysis.norms.scatterpairs; did you mean analysis.norms.scatter_pairs?",
-        ),
-        (["model.sha256=00ff", "model.random_init=true"], "random weights are asked for"),
-        (["device.name=cpu:x"], "device.name=cpu:x: expected auto"),
-        (["recipe.paper=nobody"], "recipe.paper=nobody"),
-        (
-            ["analysis=frequency", "analysis.frequency.source=/nope.txt"],
-            "analysis.frequency.source=/nope.txt: no such file",
-        ),
-    ],
-)
-@pytest.mark.spread(2)
-def test_refused(capsys, monkeypatch, tmp_path, saved_model, arguments, message):
+@pytest.mark.parametrize(("words", "arguments", "message"), FOUND)
+@pytest.mark.spread(14)
+def test_what_was_found(capsys, monkeypatch, tmp_path, saved_model, words, arguments, message):
     if arguments == ["device=cuda"]:  # on every machine
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert message in refuse(capsys, monkeypatch, tmp_path, f"model.name={saved_model}", *arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["model=brt"], "model=brt: no such preset; did you mean bert? Expected one of albert, "),
-        (
-            ["figures.format=pdf"],
-            "figures.format=pdf: expected a list of one or more items, each one of png, svg, pdf: 'figures.format=[pdf]'",
-        ),
-        (
-            ["dataset.categories=[verb]"],
-            "dataset.categories=[verb]: expected the name of a column of annotated words, or categories by name: +",
-        ),
-        (
-            ["analysis=mixing,norms"],
-            "analysis=mixing,norms: expected one value, or a list: 'analysis=[mixing,norms]'; --multirun makes it a sweep",
-        ),
-        (["model=bert-sst"], "model=bert-sst: no such preset; did you mean bert-sst2?"),
-        (["model=roberta-base"], "model=roberta-base: no such preset; did you mean roberta?"),
-        (
-            ["analysis=[mixing,", "norms]", "layers=[1]"],
-            "analysis=[mixing, norms]: expected a list without spaces: analysis=[mixing,norms]; or in quotes: "
-            "'analysis=[mixing, norms]'",
-        ),
-        (["analysis=[mixing,", "norms"], "norms: expected key=value"),
-        (["model=me/mine"], "model=me/mine: no such preset; for a folder or a name on the Hub, set model.name=me/mine"),
-        (
-            ["dataset=a.txt"],
-            "dataset=a.txt: no such preset; for a file, set dataset=text dataset.path=a.txt; expected one",
-        ),
-        *(
-            (
-                [f"tracking={name}"],
-                f"tracking={name}: no such preset; for Weights & Biases, set tracking=online or tracking=offline; for no "
-                "tracking, tracking=disabled; expected one of auto, disabled, offline, online",
-            )
-            for name in ("wandb", "none")
-        ),
-        (["hydra/launcher=nope"], "hydra/launcher=nope: no such preset; expected one of basic"),
-        (["device.nope=1"], "unknown key device.nope; did you mean device.name?"),
-        (["model.dtype=float64"], "unknown key model.dtype; did you mean device.dtype?"),
-        (["dataset.batch_tokens=9"], "unknown key dataset.batch_tokens; did you mean device.batch_tokens?"),
-        (["dataset.categories.x=1"], "dataset.categories.x is not set yet; +dataset.categories.x=VALUE adds it"),
-        (["device=null"], "device=null: "),
-        (["analysis=[mixing,3]"], "analysis=[mixing,3]: "),
-        (["seed=" + "9" * 5000], "seed=9999"),
-        (["dataset.path=["], "dataset.path=[: expected key=value"),
-        (
-            ["mrege", "analysis=mixing"],
-            "mrege: expected key=value, or explain, attention, serve, page or compare as the first word",
-        ),
-        (["seed=\x00"], "seed=\\x00: expected key=value"),
-        (["layers='${nope}'"], "layers: Interpolation key 'nope' not found"),
-        (["model.pin.name='${oc.env:NOPE_NOT_SET}'"], "model.pin.name: "),
-        (["--foo"], "unrecognized arguments: --foo; see python run.py --help"),
-        (["--info=nope"], "argument --info/-i: invalid choice: 'nope'"),
-        (
-            ["--experimental-rerun=nope.pickle"],
-            "--experimental-rerun: not supported; reproduce=FOLDER repeats a run",
-        ),
-        (["resume='a\nb'", "output_dir=null"], "resume=a\\nb: expected the folder of a run"),
-        (["hydra.run.dir="], "hydra.run.dir=: expected a folder"),
-        (["hydra.job.num=x"], "hydra.job.num=x: Value 'x' of type 'str' could not be converted to Integer"),
-        (["hydra.verbose=[3]"], "hydra.verbose=[3]"),
-        (
-            ["+hydra.job.env_copy=[NOT_SET]"],
-            "+hydra.job.env_copy=[NOT_SET]: expected environment variables that are set, got 'NOT_SET'; set it, or remove it",
-        ),
-        (["model.tokenizer=/no/such/folder"], "model.tokenizer=/no/such/folder: expected an existing folder"),
-    ],
-)
-@pytest.mark.spread(12)
-def test_overrides_that_hydra_or_we_refuse(capsys, monkeypatch, tmp_path, arguments, message):
-    assert refuse(capsys, monkeypatch, tmp_path, *arguments).startswith(f"normscope: {message}")
+    given = (word.replace("{model}", str(saved_model)) for word in (*words, *arguments))
+    assert message in refuse(capsys, monkeypatch, tmp_path, *given)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--multirun"]])
@@ -386,21 +288,6 @@ def test_a_bug_keeps_its_traceback(capsys, monkeypatch, tmp_path, saved_model):
     kept = json.loads((tmp_path / "a/results.json").read_text())
     assert kept["status"] == "failed"
     assert list(kept["facts"]["phases"])[-1] == "results", "it says how far it came"
-
-
-@pytest.mark.slow
-def test_an_unreachable_tracker_falls_back_to_offline(capsys, monkeypatch, tmp_path, saved_model):
-    wandb.teardown()  # it reads its environment once per process
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setattr(weights_and_biases, "_INIT_SECONDS", 3)
-    folder = tmp_path / "a"
-    arguments = [f"model.name={saved_model}", f"output_dir={folder}", "tracking=online", "dataset.limit=2"]
-    outcome = run_here(capsys, monkeypatch, *arguments)
-    assert outcome.status == 0, outcome.err
-    assert "tracked offline" in outcome.said
-    assert list(folder.glob("wandb/offline-run-*"))
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ def completed(saved_model, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_bad_input_before_the_first_job_leaves_no_folder(capsys, monkeypatch, tmp_path):
     outcome = sweep(capsys, monkeypatch, tmp_path / "parent/sweep", "seed=1,x")
     assert (outcome.status, outcome.err.splitlines()) == (
@@ -45,6 +46,7 @@ def test_bad_input_before_the_first_job_leaves_earlier_files(capsys, monkeypatch
     assert (tmp_path / runs.FAILURES).read_text() == record + "\n"
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("content", BROKEN_RECORDS)
 def test_a_damaged_record_of_failures_is_refused_before_the_first_job(capsys, monkeypatch, tmp_path, content):
     (tmp_path / runs.FAILURES).write_bytes(content)
@@ -55,8 +57,8 @@ def test_a_damaged_record_of_failures_is_refused_before_the_first_job(capsys, mo
     assert [path.name for path in tmp_path.iterdir()] == [runs.FAILURES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"\xff", b'{"status": "completed"}'])
-@pytest.mark.spread(1)
 def test_damaged_results_in_the_folder_of_a_sweep(capsys, monkeypatch, tmp_path, content):
     (tmp_path / "other").mkdir()
     (tmp_path / "other/results.json").write_bytes(content)

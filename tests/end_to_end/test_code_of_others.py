@@ -89,6 +89,7 @@ def test_a_run_does_not_decide_where_results_go(caplog, capsys, monkeypatch, str
     assert written["live"]["host"] == "127.0.0.1"
 
 
+@pytest.mark.slow
 def test_what_the_user_types_again_holds_and_is_not_mentioned(caplog, capsys, monkeypatch, strangers_run, tmp_path):
     folder = strangers_run(tracking={"mode": "offline", "project": "theirs"})
     given = [f"reproduce={folder}", f"output_dir={tmp_path / 'again'}", "tracking=disabled", "tracking.project=theirs"]
@@ -98,6 +99,7 @@ def test_what_the_user_types_again_holds_and_is_not_mentioned(caplog, capsys, mo
     assert (tracking["mode"], tracking["project"]) == ("disabled", "theirs")
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("kind", ["text", "categories", "pattern", "link"])
 def test_a_run_reads_no_file_outside_its_folder(capsys, monkeypatch, strangers_run, tmp_path, kind):
     secret = tmp_path / "secret.txt"
@@ -126,6 +128,7 @@ def test_a_run_reads_no_file_outside_its_folder(capsys, monkeypatch, strangers_r
         assert (tmp_path / "again/config.yaml").exists(), outcome.err
 
 
+@pytest.mark.slow
 def test_a_file_in_the_folder_may_be_read(capsys, monkeypatch, strangers_run, tmp_path):
     folder = strangers_run(dataset={"kind": "text", "path": str(tmp_path / "theirs/corpus.txt")})
     (folder / "corpus.txt").write_text("They gave us this text.\nAnd this one.\n")

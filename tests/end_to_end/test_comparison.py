@@ -17,7 +17,7 @@ import torch
 from normscope.analyses.registry import analyses
 from normscope.reporting.comparison import compare as compare_runs
 from normscope.reporting.comparison import significance, swept
-from normscope.reporting.comparison.curve_figures import by_layer
+from normscope.reporting.comparison.along import by_layer
 from normscope.reporting.comparison.map_figures import maps_of_groups, merged_maps
 from normscope.reporting.comparison.page import comparison_page
 from normscope.reporting.comparison.run_comparison import RunComparison
@@ -436,10 +436,10 @@ def test_curves_have_titles_and_axes_in_words():
 
 @pytest.mark.parametrize("name", analyses())
 def test_every_curve_has_the_title_of_its_axis(name):
-    published = analyses()[name].published
-    for curve in published.curves:
+    declared = analyses()[name].declared
+    for curve in declared.curves:
         table, _, column = curve.of.partition(".")
-        assert curve.label or published.tables[table].label(column), curve.name
+        assert curve.label or declared.tables[table].label(column), curve.name
 
 
 def _sample(values, counts, names=None, metric="mixing/attn_n/mean"):

@@ -21,6 +21,7 @@ def test_a_run_writes_figures_for_a_paper(capsys, monkeypatch, tmp_path, saved_m
     with mpl.rc_context({"axes.labelcolor": "#123456"}):
         outcome = run_here(
             capsys, monkeypatch, f"model.name={saved_model}", "dataset.limit=2", "layers=[1]", "report.examples=0", *PAPER,
+            "tracking=offline",
             f"output_dir={folder}",
         )  # fmt: skip
     assert outcome.status == 0, outcome.err

@@ -17,7 +17,18 @@ def page(capsys, monkeypatch, *words: str) -> str:
     return outcome.out
 
 
-@pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"], ["serve", "--help"], ["layers=[1]", "--help"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["-h"],
+        ["help"],
+        ["help", "--help"],
+        ["serve", "--help"],
+        ["explain", "--help"],
+        ["layers=[1]", "--help"],
+    ],
+)
 def test_the_help_page_is_short(capsys, monkeypatch, words):
     text = page(capsys, monkeypatch, *words)
     lines = text.splitlines()
@@ -62,7 +73,6 @@ def test_keys(capsys, monkeypatch):
         ("analysis.sink", "analysis.sinks"),
         ("mdel.name", "model.name"),
         ("qqqq", "dataset, layers"),
-        ("--help", "dataset, layers"),
     ],
 )
 def test_an_unknown_key_gets_the_closest_names(capsys, monkeypatch, topic, message):

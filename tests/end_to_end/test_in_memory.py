@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import normscope
-from normscope.api.picture import Picture
 from normscope.errors import InputError
+from normscope.results.pictures import Picture
 from normscope.running import memory
 from normscope.running.memory import run_batch
 from tests.end_to_end.shell import run_once
@@ -167,7 +167,7 @@ def test_results_show_themselves(model, tmp_path):
     page = results._repr_html_()
     for text in (*results.tables, *results.figures, "<table", "Mixing ratios"):
         assert text in page
-    figure = normscope.draw(results.figures["mixing_heatmap"])
+    figure = results.figure("mixing_heatmap")
     assert isinstance(figure, Picture)
     assert figure._repr_png_().startswith(b"\x89PNG")
     figure.save(tmp_path / "mixing.svg")

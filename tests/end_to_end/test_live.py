@@ -17,14 +17,14 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import normscope
-from normscope.live.connections import Server
-from normscope.live.server import TOKEN_HEADER, Access, address, bound
+from normscope.live.server import TOKEN_HEADER, Access, Server, address, bound
 from normscope.live.session import Session
 from normscope.live.texts import opening
 from normscope.rounding import number as written
 from tests.end_to_end.browser import needs_browser
 from tests.end_to_end.shell import run_here, start
 from tests.end_to_end.tabs import browsing
+from tests.one_text import attribute, decompose, similarity
 from tests.tiny import saved_with_head, sentence_encoder, with_chat_template
 
 TEXT = "The old bridge was closed, so we crossed the river."
@@ -98,10 +98,10 @@ def choose(tab, menu, value):
 
 @needs_browser
 def test_what_is_typed_is_shown(tab, models):
-    assert chips(tab) == [*normscope.decompose(models[0], TEXT).tokens]
+    assert chips(tab) == [*decompose(models[0], TEXT).tokens]
     tab.type("textarea", "a small <b>cat</b>")
     tab.until("document.querySelectorAll('.tokens [data-at]')[2].textContent === 'small'")
-    decomposed = normscope.decompose(models[0], "a small <b>cat</b>")
+    decomposed = decompose(models[0], "a small <b>cat</b>")
     assert chips(tab) == [*decomposed.tokens]
     # What the chosen token receives in the last layer, as the lists say.
     received = decomposed.maps["attn_n"][-1, 1].numpy()
@@ -121,7 +121,7 @@ def test_the_page_opens_on_a_question_with_an_answer(browser, page, models):
     state = opening(models[0])
     assert tab.run("[...document.querySelectorAll('textarea')].map((each) => each.value)") == [*state.values()]
     assert tab.run(shown.format("h2")) == "Why are the two texts similar?"
-    found = normscope.similarity(models[0], *state.values())
+    found = similarity(models[0], *state.values())
     matrix = found.matrix[:-1, :-1]
     row, column = np.unravel_index(matrix.argmax(), matrix.shape)
     first = f"{found.tokens_a[row]} – {found.tokens_b[column]} (+{written(float(matrix.max()))})"
@@ -171,9 +171,7 @@ def test_a_token_is_replaced_and_shows_what_it_was(tab, models):
     assert tab.run("document.querySelector('textarea').value") == TEXT.replace("bridge", "road")
     tab.click(".strip button", 2)
     tab.run("document.querySelector('#explorer-root .row-labels [data-at=\"3\"]').click()")
-    now, before = (
-        normscope.decompose(models[0], text).maps["attn_n"][-1] for text in (TEXT.replace("bridge", "road"), TEXT)
-    )
+    now, before = (decompose(models[0], text).maps["attn_n"][-1] for text in (TEXT.replace("bridge", "road"), TEXT))
     change = (now - before)[3].numpy()
     largest = int(abs(change).argmax())
     listed = tab.run("document.querySelector('#explorer-root .ranks li').innerText").split()
@@ -238,7 +236,7 @@ def test_models_words_and_maps_up_to_each_layer(tab, models):
     tab.click("[name=level]")
     tab.until("document.querySelector('#maps-title').textContent === 'What each word receives from every other'")
     choose(tab, "model", "2")
-    ratio = normscope.decompose(models[1], TEXT, level="word").ratios[-1, -1].mean()
+    ratio = decompose(models[1], TEXT, level="word").ratios[-1, -1].mean()
     tab.until(f"document.querySelector('.mixing').textContent.includes('{100 * ratio:.1f}%')")
 
 
@@ -251,7 +249,7 @@ def test_a_prediction_is_clicked_and_a_head_is_shown(tab, models):
     tab.click(".answers .answer", 1)
     tab.until("document.querySelectorAll('.answers .answer')[1].getAttribute('aria-pressed') === 'true'")
     second = tab.run("document.querySelectorAll('.answers .answer')[1].textContent")
-    expected = normscope.attribute(model, TEXT, normscope.NextToken(second))
+    expected = attribute(model, TEXT, normscope.NextToken(second))
     titles = tab.run("[...document.querySelectorAll('.tokens [data-at]')].map((each) => each.title)")
     shown = [float(title.removeprefix("adds ").replace("−", "-").replace("×10⁻⁴", "e-4")) for title in titles]
     assert shown == pytest.approx(list(expected.scores), rel=6e-3, abs=1e-3)
@@ -284,7 +282,7 @@ def test_two_models_are_compared(tab, models):
     assert f"pale: {names[1]}" in tab.run("document.querySelector('#mixing').textContent")
     tab.click(".strip button", 2)
     assert f": {names[0]} − {names[1]}" in tab.run("document.querySelector('#explorer-root .legend').textContent")
-    now, before = (normscope.decompose(model, TEXT).maps["attn_n"][-1, 1].numpy() for model in models[:2])
+    now, before = (decompose(model, TEXT).maps["attn_n"][-1, 1].numpy() for model in models[:2])
     change = now - before
     listed = tab.run("document.querySelector('#explorer-root .ranks li').innerText").split()
     at = int(listed[1][1:-1])
@@ -292,7 +290,7 @@ def test_two_models_are_compared(tab, models):
     assert float(listed[-1].replace("−", "-")) == pytest.approx(change[at], rel=1e-2, abs=1e-3)
     assert not tab.run("document.querySelector('.tokens s')")  # the same tokens in both
     # The slider, from one model to the next.
-    ratio = normscope.decompose(models[2], TEXT).ratios[-1, -1].mean()
+    ratio = decompose(models[2], TEXT).ratios[-1, -1].mean()
     tab.run(
         "(document.querySelector('[name=checkpoint]').value = 3, document.querySelector('[name=checkpoint]').oninput())"
     )
@@ -307,7 +305,7 @@ def test_the_text_before_can_be_typed_too(tab, models):
     tab.until("!document.querySelector('textarea[aria-label=\"compared with\"]').closest('label').hidden")
     tab.type("textarea[aria-label='compared with']", "The old bridge was open, so we crossed the river.")
     tab.until("document.querySelector('.tokens s')?.textContent === 'open'")
-    pair = normscope.similarity(models[0], TEXT, "The old bridge was open, so we crossed the river.")
+    pair = similarity(models[0], TEXT, "The old bridge was open, so we crossed the river.")
     tab.until("document.querySelectorAll('.pair-text')[1]?.textContent.includes('open')")
     assert float(tab.run("document.querySelector('.pair-sum b').textContent")) == pytest.approx(pair.value, rel=5e-3)
 
@@ -366,7 +364,7 @@ def test_a_conversation_is_typed(tab, models):
     messages = [
         {"role": role, "content": said} for role, _, said in (line.partition(": ") for line in text.split("\n"))
     ]
-    assert chips(tab) == [*normscope.decompose(models[3], messages).tokens]
+    assert chips(tab) == [*decompose(models[3], messages).tokens]
     # Each role begins with a name beside its first row, and a line through the map.
     named = "[...document.querySelectorAll('.row-labels [data-role]')].map((each) => each.dataset.role)"
     assert tab.run(named) == roles
@@ -472,32 +470,6 @@ def test_ctrl_c_ends_the_server_within_a_second(saved_model):
         each.join(10)
     assert answers
     assert all(answer == (409, {"outdated": True}) for answer in answers)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["live.port=99999"], "live.port=99999: expected a whole number from 0 to 65,535"),
-        (["live.host=999.1.1.1"], "live.host=999.1.1.1: cannot be resolved: "),
-        (["live.host=a..b"], "live.host=a..b: cannot be resolved: "),
-        ([f"live.host={'a' * 64}"], f"live.host={'a' * 64}: cannot be resolved: "),
-        (["live.host=.a"], "live.host=.a: cannot be resolved: "),
-        (["live.host=8.8.8.8"], "live.host=8.8.8.8: expected an address of this machine, such as 127.0.0.1 or 0.0.0.0"),
-        (["live.host=2001:db8::1"], "live.host=2001:db8::1: expected an address of this machine"),
-        (
-            ["-m", "model=minilm,bert"],
-            "serve: expected one page, got a sweep (-m); list models to compare in live.models",
-        ),
-        (["model.checkpoints=/nowhere/*"], "model.checkpoints=/nowhere/*: expected a pattern of folders"),
-        (["live.port=0", "live.models=[/nowhere/model]"], "live.models=/nowhere/model: "),
-    ],
-)
-def test_bad_input(capsys, monkeypatch, saved_model, words, message):
-    outcome = run_here(capsys, monkeypatch, "serve", f"model.name={saved_model}", *words)
-    assert outcome.status == 2
-    assert outcome.err.count("\n") == 1
-    assert message in outcome.err
-    assert outcome.out == ""
 
 
 def test_a_port_in_use(capsys, monkeypatch):

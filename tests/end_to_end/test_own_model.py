@@ -47,6 +47,7 @@ def test_a_factory_gives_the_numbers_of_the_model_in_memory(capsys, monkeypatch,
         assert results["metrics"][name] == pytest.approx(value, rel=1e-5)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
@@ -69,6 +70,7 @@ def test_what_is_no_factory_gives_one_line(capsys, monkeypatch, arguments, facto
     )
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("key", ["model.random_init=true", f"model.sha256={'0' * 64}"])
 def test_what_does_not_go_with_a_factory_is_refused(capsys, monkeypatch, arguments, key):
     outcome = run_here(capsys, monkeypatch, *arguments, f"model.factory={__name__}:bare", key)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.end_to_end.shell import ROOT, run_here
 
-ALL = ["start", "model", "corpus", "pass", "interventions", "results", "maps", "publishing"]
+ALL = ["start", "model", "corpus", "pass", "interventions", "results", "maps", "views"]
 SINKS = ("analysis=[mixing,sinks]", "dataset=text", "tracking=disabled")
 
 
@@ -53,8 +53,8 @@ def test_a_run_names_its_phases_and_records_their_times(capsys, monkeypatch, tmp
     assert 0 < facts["steps"]["sink rates"] <= facts["phases"]["interventions"]
     # `seconds` begins within the start and ends before the report is written.
     own = sum(seconds for name, seconds in facts["phases"].items() if name != "start")
-    before_publishing = own - facts["phases"]["publishing"]
-    assert before_publishing <= facts["seconds"] + 0.01
+    before_views = own - facts["phases"]["views"]
+    assert before_views <= facts["seconds"] + 0.01
     assert own > 0.5 * facts["seconds"]
 
 

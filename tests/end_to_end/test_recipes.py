@@ -153,6 +153,7 @@ def test_dependency_relations_of_the_papers_model(capsys):
     assert "English Web Treebank: 1 of 1 within 0.03" in printed
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("recipe", "model", "measured", "within"),
     [
@@ -198,6 +199,7 @@ def test_a_published_table_is_compared_cell_by_cell(capsys):
     assert "contribution to the score (layer 2, 12.7000 10.7000 2.0000 False dimension 308, [CLS], head 8)" in printed
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(("model", "digest"), [("bert", None), ("minilm", MINILM), ("/data/tuned", "a" * 64)])
 def test_a_dimension_of_other_weights_is_not_compared(model, digest):
     """Whatever the model is called: a dimension of the same number is another dimension."""
@@ -226,6 +228,7 @@ def test_no_number_of_a_paper_is_about_random_weights():
     assert comparison["differs_in"].tolist() == ["model.random_init"]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", [name for name in MASKED if name.startswith("kobayashi")])
 def test_the_papers_model_and_data_are_compared(name):
     options = composed(f"experiment={name}")
@@ -295,6 +298,7 @@ def test_published_numbers_name_metrics_that_a_run_has(capsys, monkeypatch, tmp_
         assert names <= set(metrics), names - set(metrics)
 
 
+@pytest.mark.slow
 def test_the_preset_of_dispersion_opens_with_it():
     """What this changes is in tests/oracles/norms_oracle.py."""
     openings = {name: composed(f"experiment={name}").analysis.norms.opens_with for name in RECIPES}
@@ -309,7 +313,7 @@ def test_every_number_of_two_tables_is_compared():
     assert {name: len(group["values"]) for name, group in groups.items()} == {"Table 1": 13, "Table 4": 13}
     for group in groups.values():
         for number in group["values"]:
-            assert declared(analyses()["norms"].published.metrics, number.removeprefix("norms/"))
+            assert declared(analyses()["norms"].declared.metrics, number.removeprefix("norms/"))
 
 
 def test_every_paper_has_its_page():
@@ -352,6 +356,7 @@ def test_a_papers_preset_says_first_that_its_data_are_not_the_papers(capsys, mon
     )
 
 
+@pytest.mark.slow
 def test_the_authors_data_are_a_preset(capsys, monkeypatch, saved_model, tmp_path):
     rows = [{"text": "the old river", "text_pair": "a cat sees it"}, {"text": "it walks", "text_pair": "the river"}]
     (tmp_path / "clark.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))

@@ -25,7 +25,7 @@ from normscope.running import token_maps
 from normscope.running.options import RunOptions
 from tests.end_to_end.browser import checked, needs_browser, opened
 from tests.end_to_end.disturbed import python
-from tests.end_to_end.shell import ROOT, run_here
+from tests.end_to_end.shell import ROOT, draw_nothing, run_here
 from tests.unit.test_figures_fit import FIGURES, product
 
 pytestmark = pytest.mark.reports
@@ -37,27 +37,33 @@ SENTENCES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def reported(tmp_path_factory, saved_model):
+def made(folder, *arguments):
     """A finished run on hostile sentences."""
-    folder = tmp_path_factory.mktemp("reported")
     (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in SENTENCES))
+    given = ["dataset=text", f"dataset.path={folder / 'corpus.jsonl'}", "tracking=disabled", "device=cpu"]
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(drawing, "drawn", lambda _figure, formats, _look: [b""] * len(formats))  # not in files
-        arguments = [
-            "analysis=[mixing,norms,feedforward]",
-            f"model.name={saved_model}",
-            "dataset=text",
-            f"dataset.path={folder / 'corpus.jsonl'}",
-            "tracking=disabled",
-            "device=cpu",
-            f"output_dir={folder / 'run'}",
-        ]
-        monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+        monkeypatch.setattr(sys, "argv", ["run.py", *arguments, *given, f"output_dir={folder / 'run'}"])
         with pytest.raises(SystemExit) as exit_:
             runpy.run_path(str(ROOT / "run.py"), run_name="__main__")
         assert not exit_.value.code
     return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory, saved_model):
+    """Whose page has its figures, which are drawn in no other file."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(drawing, "drawn", lambda _figure, formats, _look: [b""] * len(formats))
+        given = ("analysis=[mixing,norms,feedforward]", f"model.name={saved_model}")
+        return made(tmp_path_factory.mktemp("reported"), *given)
+
+
+@pytest.fixture(scope="module")
+def without_figures(tmp_path_factory, saved_model):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        draw_nothing(monkeypatch)
+        given = ("analysis=[mixing,norms]", f"model.name={saved_model}")
+        return made(tmp_path_factory.mktemp("without_figures"), *given)
 
 
 def of_mixing(**parts) -> Result:
@@ -82,9 +88,9 @@ def test_a_page_with_three_long_texts_stays_below_three_megabytes():
     assert len(content.encode()) < 3_000_000
 
 
-def test_the_page_holds_everything_and_fetches_nothing(reported):
-    page = (reported / "report.html").read_text()
-    metrics = json.loads((reported / "results.json").read_text())["metrics"]
+def test_the_page_holds_everything_and_fetches_nothing(without_figures):
+    page = (without_figures / "report.html").read_text()
+    metrics = json.loads((without_figures / "results.json").read_text())["metrics"]
     assert f"{metrics['mixing/attnresln_n/mean']:.0%}" in page
     assert "python run.py" in page
     assert "kobayashi-etal-2021-incorporating" in page
@@ -304,8 +310,8 @@ def test_numbers_are_written_alike_in_python_and_in_the_page(tmp_path):
     assert found == [[number(value), number(value, signed=True), percentage(value)] for value in values]
 
 
-def test_every_finding_has_its_number_and_links(reported):
-    page = (reported / "report.html").read_text()
+def test_every_finding_has_its_number_and_links(without_figures):
+    page = (without_figures / "report.html").read_text()
     found = re.search(r'<ol class="findings">(.*?)</ol>', page, re.DOTALL)
     assert found is not None
     sentences = re.findall(r"<li[^>]*>(.*?)</li>", found[1], re.DOTALL)
@@ -328,6 +334,7 @@ def test_the_command_of_the_page_works_when_it_is_pasted(capsys, monkeypatch, re
     )
 
 
+@pytest.mark.slow
 def test_a_custom_text(capsys, monkeypatch, saved_model, tmp_path):
     given = ["dataset.limit=3", f"model.name={saved_model}", "tracking=disabled", f"output_dir={tmp_path / 'run'}"]
     outcome = run_here(capsys, monkeypatch, *given, "report.text='my own words'", "layers=2")
@@ -382,7 +389,6 @@ def test_long_texts_add_little_to_the_memory_of_the_report(tmp_path):
 @pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize("size", [(1400, 900), (390, 844)])
-@pytest.mark.spread(1)
 @pytest.mark.draws
 def test_figures_fit_into_their_places(tmp_path, size):
     """Whatever the number of panels, and however long the labels."""

@@ -16,6 +16,7 @@ from normscope.results.figures import TextPair, read_figure
 from normscope.running import memory
 from normscope.running.memory import BatchRunner
 from tests.end_to_end.shell import run_here
+from tests.one_text import similarity
 
 PAIRS = [
     ("The cat sat on the mat, and slept.", "A cat was asleep.", 4.2),
@@ -74,7 +75,7 @@ def test_a_file_of_pairs_gives_the_cosines_of_normscope_similarity(command, save
     assert pairs["gold"].fillna(-1).tolist() == pytest.approx([4.2, 2, -1, 3.5, 0.5])
     model = normscope.load(str(saved_model))
     for row in pairs.itertuples():
-        expected = normscope.similarity(model, *PAIRS[row.row - 1][:2], pooling="mean")
+        expected = similarity(model, *PAIRS[row.row - 1][:2], pooling="mean")
         assert row.value == pytest.approx(expected.value, abs=1e-5)
         words = expected.matrix[:-1, :-1].sum()
         assert row.bias_share == pytest.approx(1 - words / expected.value, rel=1e-3, abs=1e-4)
@@ -99,8 +100,8 @@ def test_the_limit_counts_pairs(command):
     assert tables(folder)["similarity_pairs"]["row"].tolist() == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("analyses", ["similarity", "[mixing,similarity,frequency]"])
-@pytest.mark.spread(1)
 def test_a_resumed_run_is_that_of_an_uninterrupted_one(capsys, command, corpus, monkeypatch, analyses):
     printed, whole = command(f"analysis={analyses}", SMALL_BATCHES, folder="whole")
     if "mixing" in analyses:  # which reads single texts too
@@ -187,6 +188,7 @@ def test_a_file_without_pairs_says_which_column_is_missing(command, tmp_path):
     assert "2 without a second text (dataset.pair_column)" in outcome.said
 
 
+@pytest.mark.slow
 def test_of_texts_too_long_to_draw_the_parts_that_add_most_are_drawn(command, tmp_path, saved_model):
     """The 40 tokens in a row that add most; what stands before and behind them is one cell each. All add up to the cosine."""
     pairs = [
@@ -200,7 +202,7 @@ def test_of_texts_too_long_to_draw_the_parts_that_add_most_are_drawn(command, tm
     for row, texts in enumerate(pairs, start=1):
         pair = TextPair.of(read_figure(folder / f"figures/similarity_pair_{row}.parquet"))
         assert pair.value == pytest.approx(values[row], abs=1e-5)
-        matrix = normscope.similarity(model, *texts.values(), pooling="mean").matrix
+        matrix = similarity(model, *texts.values(), pooling="mean").matrix
         for tokens, added in ((pair.tokens_a, matrix.sum(axis=1)[:-1]), (pair.tokens_b, matrix.sum(axis=0)[:-1])):
             before = max(range(len(added) - 39), key=lambda start, added=added: added[start : start + 40].sum())
             behind = len(added) - before - 40
@@ -208,11 +210,12 @@ def test_of_texts_too_long_to_draw_the_parts_that_add_most_are_drawn(command, tm
             assert len(tokens) == 42
 
 
+@pytest.mark.slow
 def test_maps_of_the_shortest_pairs_are_those_of_normscope_similarity(command, saved_model):
     outcome, folder = command()
     assert outcome.status == 0, outcome.err
     model = normscope.load(str(saved_model))
-    expected = {row: normscope.similarity(model, *PAIRS[row - 1][:2], pooling="mean") for row in USED}
+    expected = {row: similarity(model, *PAIRS[row - 1][:2], pooling="mean") for row in USED}
     shortest = sorted(USED, key=lambda row: max(len(expected[row].tokens_a), len(expected[row].tokens_b)))[:3]
     drawn = {path.stem for path in (folder / "figures").glob("similarity_pair_*.parquet")}
     assert drawn == {f"similarity_pair_{row}" for row in shortest}
@@ -303,7 +306,7 @@ def of_prompts(encoder):
     for row in RANKINGS:
         for document in row["documents"]:
             texts = row["query"], document["text"] if isinstance(document, dict) else document
-            matrix = normscope.similarity(model, *texts, prompts=("query", "document")).matrix
+            matrix = similarity(model, *texts, prompts=("query", "document")).matrix
             yield sum(matrix.sum(axis=1 - side)[1 : 1 + length].sum() for side, length in enumerate(lengths)) / 2
 
 
@@ -322,6 +325,7 @@ def test_the_report_ranks_the_documents_of_the_first_query(command, encoder, tmp
     assert sums == pytest.approx(rankings["value"].tolist(), abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompts", "texts"),
     [
@@ -330,7 +334,6 @@ def test_the_report_ranks_the_documents_of_the_first_query(command, encoder, tmp
         ("null", ("", "")),
     ],
 )
-@pytest.mark.spread(1)
 def test_prompts_are_chosen(command, encoder, prompts, texts):
     outcome, folder = command(
         f"model.name={encoder[1]}", f"analysis.similarity.prompts={prompts}", "analysis.similarity.pooling=null"

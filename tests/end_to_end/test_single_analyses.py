@@ -31,7 +31,7 @@ def test_a_dimension_out_of_range_names_the_range(run, tmp_path, dimensions):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "missing"), [("known=[3]", "known_for"), (f"known_for=[{'a' * 64}]", "known")])
 def test_known_dimensions_come_with_the_weights_that_have_them(run, given, missing):
     outcome, _ = run("analysis=score", f"analysis.outliers.{given}")

@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 
 from normscope.models.load import loading
-from tests.end_to_end.shell import run_here, run_once
+from tests.end_to_end.shell import run_once
 
 STEPS = (20, 3, 100)
 
@@ -29,6 +29,7 @@ def training(saved_model, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_checkpoints_of_a_training_are_one_sweep(training, tmp_path, monkeypatch):
     load, loaded = loading._pretrained, []
 
@@ -59,20 +60,3 @@ def test_checkpoints_of_a_training_are_one_sweep(training, tmp_path, monkeypatch
     assert set(table["group"]) == {"run"}
     page = (tmp_path / "sweep/comparison.html").read_text()
     assert "<h1>2 checkpoints of run on the sample corpus</h1>" in page
-
-
-@pytest.mark.parametrize(
-    ("overrides", "reason"),
-    [
-        (["model.checkpoints=/nowhere/checkpoint-*"], "expected a pattern of folders"),
-        (["model.checkpoints={training}/*", "model.name=x"], "are both set; expected one of them"),
-        (["model.checkpoints=[1,2]"], "expected a pattern of folders"),
-        (["model.step=-1"], "model.step=-1: expected"),
-        (["model=multiberts-steps", "model.step=500"], "model.step=500: expected a multiple of 1000"),
-    ],
-)
-def test_patterns_that_make_no_sweep_are_refused(overrides, reason, training, capsys, monkeypatch):
-    outcome = run_here(capsys, monkeypatch, *(text.format(training=training) for text in overrides))
-    assert outcome.status == 2
-    assert reason in outcome.err
-    assert len(outcome.err.strip().splitlines()) == 1

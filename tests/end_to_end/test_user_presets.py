@@ -40,6 +40,7 @@ def test_presets_of_the_users_own(capsys, monkeypatch, tmp_path, presets, search
     assert words == ["python", "run.py", *where, *arguments, f"output_dir={tmp_path / 'run'}"]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

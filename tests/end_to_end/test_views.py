@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import normscope
-from normscope.reporting import publish
-from normscope.reporting.weights_and_biases import Tracker
+from normscope.reporting import views
+from normscope.reporting.tracker import Tracker
 from tests.end_to_end.shell import run_here, run_once
 
 FEW = ("analysis=[mixing,norms]", "dataset.limit=3", "device=cpu", "tracking=disabled", "report.examples=1")
@@ -66,13 +66,14 @@ def test_a_figure_whose_columns_are_gone_is_bad_input(capsys, monkeypatch, run):
 
 
 BROKEN = {
-    "figures": (publish, "figure_files", "the figures were not drawn: a fault; run `normscope page "),
-    "report": (publish, "page", "the report was not written: a fault; run `normscope page "),
+    "figures": (views, "figure_files", "the figures were not drawn: a fault; run `normscope page "),
+    "report": (views, "page", "the report was not written: a fault; run `normscope page "),
     "tracker": (Tracker, "result", "nothing was logged to Weights & Biases: a fault; the results are in "),
-    "terminal": (publish, "show", "the results were not printed: a fault; they are in "),
+    "terminal": (views, "show", "the results were not printed: a fault; they are in "),
 }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("view", BROKEN)
 def test_a_view_that_fails_is_one_line(view, capsys, monkeypatch, tmp_path, saved_model, finished):
     """Results are complete before the first view begins."""
@@ -100,6 +101,7 @@ class Killed(BaseException):
     """Simulates SIGKILL in the tests' own process: the program never catches it."""
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_while_it_draws_is_complete(capsys, monkeypatch, tmp_path, saved_model, finished):
     def kill(*_: object) -> None:
         raise Killed
@@ -107,7 +109,7 @@ def test_a_run_that_is_killed_while_it_draws_is_complete(capsys, monkeypatch, tm
     folder = tmp_path / "run"
     given = (f"model.name={saved_model}", *FEW, "report.enabled=true", f"output_dir={folder}")
     with monkeypatch.context() as patch:
-        patch.setattr(publish, "figure_files", kill)
+        patch.setattr(views, "figure_files", kill)
         with pytest.raises(Killed):
             run_here(capsys, patch, *given)
     assert not (folder / "report.html").exists()

@@ -44,7 +44,7 @@ assert pathlib.Path(normscope.__file__).is_relative_to({environment!r}), normsco
 assert importlib.resources.files("normscope.conf").joinpath("model", "bert.yaml").is_file()
 assert importlib.resources.files("normscope.experiments").joinpath("maruta2024", "published.yaml").is_file()
 model = normscope.load({model!r})
-print(normscope.__version__, list(normscope.decompose(model, "A short text.").table.columns))
+print(normscope.__version__, list(normscope.decompose(model, "A short text.").summaries[""].table))
 """
 
 

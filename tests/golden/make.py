@@ -16,7 +16,7 @@ from normscope.models.stored.files import locate
 from tests.conftest import MINILM
 from tests.end_to_end.shell import run_once
 from tests.golden.commands import commands
-from tests.golden.results import differences, published
+from tests.golden.results import differences, measured
 
 FOLDER = Path(__file__).parent
 
@@ -32,7 +32,7 @@ def main(names: list[str]) -> None:
             outcome = run_once(*command.arguments, f"output_dir={folder / 'runs' / name}")
             if outcome.status:
                 sys.exit(f"{name}: {outcome.err}")
-            path, now = FOLDER / f"{name}.parquet", published(folder / "runs" / name)
+            path, now = FOLDER / f"{name}.parquet", measured(folder / "runs" / name)
             if path.exists():
                 changed = differences(pd.read_parquet(path), now, command.tolerance)
                 print(*(f"{name}: {line}" for line in changed or ["as it was"]), sep="\n")

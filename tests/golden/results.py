@@ -1,7 +1,8 @@
-"""What a run has published, as one long table, and the comparison of two of them."""
+"""What a run has measured, as one long table, and the comparison of two of them."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ COLUMNS = ["table", "column", "row", "number", "text"]
 METRICS = "(metrics)"
 
 
-def published(folder: Path) -> pd.DataFrame:
+def measured(folder: Path) -> pd.DataFrame:
     """Every cell of the tables of a run's analyses, and its metrics.
 
     Args:
@@ -62,9 +63,11 @@ def differences(kept: pd.DataFrame, now: pd.DataFrame, tolerance: float) -> list
         tolerance: How far numbers may be apart, as a fraction of the largest value of their column.
 
     Returns:
-        A line for each column that is missing, new, or different.
+        A line for each column that is missing, new, or different. A column that has another name is the one in its place:
+        names are judged by the oracles.
     """
-    before, after = (dict(iter(cells.groupby(["table", "column"]))) for cells in (kept, now))
+    before, after = (dict(iter(cells.groupby(["table", "column"], sort=False))) for cells in (kept, now))
+    after = _with_kept_names(before, after)
     lines = [f"{table}.{column} is missing" for table, column in sorted(before.keys() - after.keys())]
     lines += [
         f"{table}.{column} is not among the golden results" for table, column in sorted(after.keys() - before.keys())
@@ -76,6 +79,18 @@ def differences(kept: pd.DataFrame, now: pd.DataFrame, tolerance: float) -> list
         if difference:
             lines.append(f"{table}.{column}: {difference}")
     return lines
+
+
+def _with_kept_names(kept: dict[Any, pd.DataFrame], now: dict[Any, pd.DataFrame]) -> dict[Any, pd.DataFrame]:
+    renamed = {}
+    for table in {table: None for table, _ in now}:
+        of_table = [[key for key in cells if key[0] == table] for cells in (kept, now)]
+        lost, new = (
+            [key for key in keys if key not in others] for keys, others in zip(of_table, (now, kept), strict=True)
+        )
+        if len(lost) == len(new):
+            renamed.update(zip(new, lost, strict=True))
+    return {renamed.get(key, key): cells for key, cells in now.items()}
 
 
 def _difference(kept: pd.DataFrame, now: pd.DataFrame, tolerance: float, *, squared: bool) -> str:

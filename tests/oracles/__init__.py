@@ -1,14 +1,14 @@
-"""Independent computations of everything that the analyses publish.
+"""Independent computations of everything that the analyses return.
 
 Each `*_oracle.py` computes the complete results of one analysis (tables, metrics, curves, figures, sentences, summary, notes)
 from a model's weights by brute force: every vector of every query-key pair, one sequence at a time, in float64, with NumPy,
-SciPy and pandas. Its tests compare this with what the analysis publishes, names included, so a table, column or metric that no
+SciPy and pandas. Its tests compare this with what the analysis returns, names included, so a table, column or metric that no
 oracle knows fails as surely as a wrong number. Other tests find by name:
 
-- `everything()`: all that the analysis can publish, on a tiny model;
+- `everything()`: all that the analysis can return, on a tiny model;
 - `CASES`: metrics, arguments of `sentences_of` if it takes any, and the sentences, for both sides of every boundary;
 - `CLAIMS`: what sentences claim of the numbers that they print, by a pattern that finds both, if they compare any;
-- `INSIDE`: names within the analysis that it does not publish, if there are any.
+- `INSIDE`: names within the analysis that it does not return, if there are any.
 """
 
 import pytest

@@ -24,9 +24,9 @@ from normscope.errors import InputError
 from normscope.models.observe.observer import Observer
 from normscope.results.parts import rolled_up
 from normscope.results.result import Result
-from tests.oracles.comparison import Drawn, Expected, Picture, assert_published, cloud, percent, table
+from tests.oracles.comparison import Drawn, Expected, Picture, assert_expected, cloud, percent, table
 from tests.oracles.specimens import analysed
-from tests.tiny import layout_of, tiny_stack
+from tests.tiny import facts_for, tiny_stack
 
 METHODS = {"attn_w": "α: weights", "attn_n": "‖αf(x)‖: vectors"}
 WORDS = {"attn_w": "weights", "attn_n": "vectors", "awo": "with output", "awi": "with input"}
@@ -178,7 +178,7 @@ def expected(
     drawn: str | None = None,
     gradients: Mapping[int, LinkSet] | None = None,
 ) -> Expected:
-    """Everything that the alignment analysis publishes.
+    """Everything that the alignment analysis returns.
 
     Args:
         maps: Of the pairs that were read, by row.
@@ -470,8 +470,8 @@ def batch(*rows: int) -> Batch:
 
 def seen(model, options: AlignmentOptions, baselines, layers):
     """The analysis after the corpus."""
-    layout = layout_of("marian", "cross")
-    observer = Observer(model, layout, layers)
+    facts = facts_for("marian", "cross")
+    observer = Observer(model, facts, layers)
     reference = Reference(
         {row: SentencePair(own.source, own.target, Links(own.sure, own.possible)) for row, own in PAIRS.items()},
         baselines,
@@ -483,7 +483,7 @@ def seen(model, options: AlignmentOptions, baselines, layers):
 def findings(options: AlignmentOptions, baselines, layers):
     analysis = seen(tiny_stack("marian", "cross", torch.float64), options, baselines, layers)
     analysis.intervene(translator())
-    return rolled_up("alignment", analysis.info.published, analysis.result())
+    return rolled_up("alignment", analysis.info.declared, analysis.result())
 
 
 def translator(head: bool = True):
@@ -499,7 +499,7 @@ def translator(head: bool = True):
 
 
 def everything() -> Result:
-    """Everything that the analysis can publish, on a tiny model."""
+    """Everything that the analysis can return, on a tiny model."""
     return findings(AlignmentOptions(smoothgrad=2, seed=0), BASELINES, LAYERS)
 
 
@@ -512,24 +512,27 @@ def test_maps_that_are_not_finite_are_refused_when_the_corpus_has_been_read():
         analysis.result()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("layers", [[1, 2], [2]])
 def test_alignment(maps, layers):
     found = findings(AlignmentOptions(sentences=[1, 3, 5]), BASELINES, layers)
     computed = expected(maps, PAIRS, layers, [1, 3, 5], BASELINES)
-    assert_published(found, computed, tolerance=1e-6)  # maps are kept in float32
+    assert_expected(found, computed, tolerance=1e-6)  # maps are kept in float32
 
 
 def test_the_first_three_pairs_are_shown_and_nothing_to_compare_with_is_fine(maps):
     found = findings(AlignmentOptions(), {}, LAYERS)
-    assert_published(found, expected(maps, PAIRS, LAYERS, [1, 2, 3], {}), tolerance=1e-6)
+    assert_expected(found, expected(maps, PAIRS, LAYERS, [1, 2, 3], {}), tolerance=1e-6)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("setting", ["awo", "awi"])
 def test_maps_are_drawn_in_the_setting_that_was_asked_for(maps, setting):
     found = findings(AlignmentOptions(setting=Setting(setting)), {}, LAYERS)
-    assert_published(found, expected(maps, PAIRS, LAYERS, [1, 2, 3], {}, setting), tolerance=1e-6)
+    assert_expected(found, expected(maps, PAIRS, LAYERS, [1, 2, 3], {}, setting), tolerance=1e-6)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "options", [{"smoothgrad": 3}, {"smoothgrad": 1, "noise": 0.0}, {"smoothgrad": 2, "noise": 0.6}]
 )
@@ -538,7 +541,7 @@ def test_alignment_by_gradients(maps, options):
     found = findings(options, BASELINES, LAYERS)
     gradients = links_by_gradients(translator().model.translator, {row: PAIRS[row] for row in READ}, options)
     computed = expected(maps, PAIRS, LAYERS, [1, 2, 3], BASELINES, None, gradients)
-    assert_published(found, computed, tolerance=1e-6)
+    assert_expected(found, computed, tolerance=1e-6)
     assert len({(source, row) for row, links in gradients.items() for source, _ in links}) > 3, "or any map would do"
 
 
@@ -579,7 +582,7 @@ def test_gradients_need_a_head_that_predicts_translations():
 
 def test_maps_of_a_pair_that_was_not_read_are_left_out(maps):
     found = findings(AlignmentOptions(sentences=[6]), {}, LAYERS)
-    assert_published(found, expected(maps, PAIRS, LAYERS, [6], {}), tolerance=1e-6)
+    assert_expected(found, expected(maps, PAIRS, LAYERS, [6], {}), tolerance=1e-6)
 
 
 AER = {

@@ -92,7 +92,7 @@ def sample(examples: Sequence[Example], options: AttributionOptions) -> list[Exa
 
 
 def expected(specimen: Specimen, examples: Sequence[Example], options: AttributionOptions) -> Expected:
-    """Everything that the analysis publishes about translations."""
+    """Everything that the analysis returns about translations."""
     every = [Translated(specimen, example) for example in sample(examples, options)]
     methods = [*map(str, options.methods or NAMES)]
     target = []

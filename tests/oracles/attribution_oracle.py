@@ -19,7 +19,7 @@ from normscope.results.result import Result
 from normscope.rounding import number  # falls may be tiny: it has tests of its own for powers of ten
 from tests.oracles import attribution_of_translations, attributions, specimens, words
 from tests.oracles.attributions import BASELINES, Attributed, fingerprint
-from tests.oracles.comparison import Expected, Picture, assert_published, interval, table, three_digits, visibly_apart
+from tests.oracles.comparison import Expected, Picture, assert_expected, interval, table, three_digits, visibly_apart
 from tests.oracles.specimens import CHOICES, Specimen, made, reported
 
 TITLES = {
@@ -52,7 +52,7 @@ def expected(
     options: AttributionOptions,
     attributed: type[Attributed] = Attributed,
 ) -> Expected:
-    """Everything that the analysis publishes."""
+    """Everything that the analysis returns."""
     every = [attributed(specimen, sequence, options) for sequence in attributed.sample(specimen, options)]
     post = every[0].is_bert
     methods = [
@@ -294,11 +294,11 @@ def _notes(every: Sequence[Attributed], options: AttributionOptions) -> list[str
 
 
 INSIDE = {"query_token", "key_token", "value"}
-"""Names within the analysis that it does not publish."""
+"""Names within the analysis that it does not return."""
 
 
 def everything() -> Result:
-    """Everything that the analysis can publish, on a tiny model."""
+    """Everything that the analysis can return, on a tiny model."""
     bert, both = made("bert"), specimens.translations()
     texts = bert.findings("attribution", AttributionOptions(seed=0, orders=1), [1, 2], reported(bert))
     pairs = [Example(*text, row=row) for row, text in enumerate(both.texts, start=1)]
@@ -355,7 +355,7 @@ def test_attribution(choice):
     findings = specimen.findings("attribution", options, layers, categories)
     computed = expected(specimen, options)
     # Qwen2's norms compute in float32.
-    assert_published(findings, computed, tolerance={"qwen2": 2e-5, "classifier": 1e-7}.get(name, 1e-9))
+    assert_expected(findings, computed, tolerance={"qwen2": 2e-5, "classifier": 1e-7}.get(name, 1e-9))
 
 
 @pytest.mark.parametrize("erasure", [None, Erasure.remove])
@@ -365,12 +365,11 @@ def test_attribution_of_words(erasure):
     categories = reported(of_words, None)
     findings = of_words.findings("attribution", options, [1, 3], categories)
     computed = expected(of_words, options, attributions.AttributedWords)
-    assert_published(findings, computed)
+    assert_expected(findings, computed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"methods": list(AttributionMethod), "steps": 5, "sequences": 3}])
-@pytest.mark.spread(1)
 def test_attribution_of_losses(options):
     methods = [method for method in options.pop("methods", []) if method is not AttributionMethod.globenc] or None
     specimen, wanted = (
@@ -379,12 +378,11 @@ def test_attribution_of_losses(options):
     )
     findings = specimen.findings("attribution", wanted, [1, 3], reported(specimen, None))
     computed = expected(specimen, wanted, attributions.AttributedLoss)
-    assert_published(findings, computed, tolerance=2e-5)  # Qwen2's norms compute in float32
+    assert_expected(findings, computed, tolerance=2e-5)  # Qwen2's norms compute in float32
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"sequences": 3}, {"methods": list(AttributionMethod), "steps": 5}])
-@pytest.mark.spread(1)
 def test_attribution_of_answers(options):
     methods = [method for method in options.pop("methods", []) if method is not AttributionMethod.globenc] or None
     specimen = specimens.answered()
@@ -395,7 +393,7 @@ def test_attribution_of_answers(options):
     resources = {PAIRS: resource.finish()}
     findings = specimen.findings("attribution", wanted, [1, 3], reported(specimen, None), resources=resources)
     computed = expected(specimen, wanted, attributions.AttributedAnswer)
-    assert_published(findings, computed, tolerance=2e-5)  # as above
+    assert_expected(findings, computed, tolerance=2e-5)  # as above
 
 
 TRANSLATED = {
@@ -406,7 +404,6 @@ TRANSLATED = {
 
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("choice", TRANSLATED)
-@pytest.mark.spread(2)
 def test_attribution_of_translations(choice):
     specimen, options = specimens.translations(), TRANSLATED[choice]
     examples = [Example(*texts, row=row) for row, texts in enumerate(specimen.texts, start=1)]
@@ -419,7 +416,7 @@ def test_attribution_of_translations(choice):
     resource.add(resource.state())
     findings = specimen.findings("attribution", options, [3], ["all"], resources={PAIRS: resource.finish()})
     numbered = [replace(example, row=row) for example, row in zip(examples, rows, strict=True)]
-    assert_published(findings, attribution_of_translations.expected(specimen, numbered, options))
+    assert_expected(findings, attribution_of_translations.expected(specimen, numbered, options))
 
 
 def test_sentences_of_translations():

@@ -106,7 +106,7 @@ class Attributed:
     def vectors(self) -> list[np.ndarray]:
         """x_{i⇐k} after every layer, with the bias in the last column: query source model."""
         inputs = self._inputs(self.sequence.ids)
-        after = [vectors[0].numpy() for vectors in vectors_by_layer(self.base, self.specimen.loaded.layout, inputs)]
+        after = [vectors[0].numpy() for vectors in vectors_by_layer(self.base, self.specimen.loaded.facts, inputs)]
         hidden = list(self.sequence.hidden[1:])
         if not self.is_bert:
             norm = self.base.norm

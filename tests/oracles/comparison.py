@@ -31,7 +31,7 @@ class Picture:
 
 @dataclasses.dataclass
 class Expected:
-    """Everything that an analysis publishes. Indices of the tables are what tells their rows apart."""
+    """Everything that an analysis returns. Indices of the tables are what tells their rows apart."""
 
     tables: Mapping[str, pd.DataFrame]
     metrics: Mapping[str, float]
@@ -66,13 +66,13 @@ def percent(share: float) -> str:
 
 
 def oracle(name: str) -> ModuleType:
-    """The module that computes what an analysis publishes."""
+    """The module that computes what an analysis returns."""
     return importlib.import_module(f"tests.oracles.{name}_oracle")
 
 
 @functools.cache
 def everything(name: str) -> Result:
-    """Everything that an analysis can publish, on a tiny model. Tests share it, and change nothing in it."""
+    """Everything that an analysis can return, on a tiny model. Tests share it, and change nothing in it."""
     result: Result = oracle(name).everything()
     return result
 
@@ -119,7 +119,7 @@ def _read(number: str) -> tuple[float, float]:
     return float(digits) * scale, 10.0 ** -len(digits.partition(".")[2]) * scale
 
 
-def assert_published(found: Result, expected: Expected, tolerance: float = 1e-9) -> None:
+def assert_expected(found: Result, expected: Expected, tolerance: float = 1e-9) -> None:
     """The findings are the expected ones: names, numbers and words."""
     assert set(found.tables) - {"sequences"} == set(expected.tables)
     for name, table in expected.tables.items():

@@ -11,10 +11,10 @@ import scipy.stats
 import torch
 
 from normscope.analyses.declarations.feedforward import FeedForwardOptions
-from normscope.models.sites.block_modules import bind_blocks
 from normscope.results.result import Result
+from tests.family_modules import parts_of
 from tests.oracles.activations import Sequence_, shares_of
-from tests.oracles.comparison import Expected, Picture, assert_published, percent, table, three_digits, visibly_apart
+from tests.oracles.comparison import Expected, Picture, assert_expected, percent, table, three_digits, visibly_apart
 from tests.oracles.mixing_oracle import (
     means_by_sequence,
     share_curves,
@@ -57,7 +57,7 @@ STEPS = {
 def expected(
     specimen: Specimen, layers: Sequence[int], categories: Sequence[str], options: FeedForwardOptions
 ) -> Expected:
-    """Everything that the analysis publishes."""
+    """Everything that the analysis returns."""
     pairs = {
         (number, layer): stages_of(specimen, sequence, layer)
         for number, sequence in enumerate(specimen.sequences)
@@ -129,7 +129,7 @@ def _shares(specimen: Specimen, sequence: Sequence_, layer: int) -> dict[str, di
 def _outputs(specimen: Specimen, sequence: Sequence_, layer: int) -> dict[str, np.ndarray]:
     """What the layer's own modules give at every stage."""
     block = sequence.blocks[layer - 1]
-    modules = bind_blocks(specimen.loaded.model, specimen.loaded.layout)[layer - 1].entry
+    modules = parts_of(specimen.loaded.model)[layer - 1].entry
     summed = torch.from_numpy(block.x + np.einsum("hqk,hkm->qm", block.alpha, block.f) + block.weights.output_bias)
     if block.gamma is None:
         network = modules.mlp(modules.post_attention_layernorm(summed))
@@ -147,7 +147,7 @@ def stages_of(specimen: Specimen, sequence: Sequence_, layer: int) -> dict[str, 
     pairs = np.einsum("hqk,hkm->qkm", block.alpha, block.f)
     pairs[np.arange(length), np.arange(length)] += block.x
     constant = np.zeros_like(block.x) + block.weights.output_bias
-    modules = bind_blocks(specimen.loaded.model, specimen.loaded.layout)[layer - 1].entry
+    modules = parts_of(specimen.loaded.model)[layer - 1].entry
     if block.gamma is None:
         norm, mlp = modules.post_attention_layernorm, modules.mlp
         gamma = norm.weight.numpy()
@@ -329,17 +329,17 @@ def _sentences(metrics: Mapping[str, float], post: bool) -> list[str]:
 
 
 INSIDE = {"low", "high"}
-"""Names within the analysis that it does not publish."""
+"""Names within the analysis that it does not return."""
 
 
 def everything() -> Result:
-    """Everything that the analysis can publish, on a tiny model."""
+    """Everything that the analysis can return, on a tiny model."""
     bert = made("bert")
     return bert.findings("feedforward", FeedForwardOptions(seed=0), [1, 2], reported(bert))
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_feedforward(specimen, choice):
     layers, categories = CHOICES[choice]
     categories = reported(specimen, categories)
@@ -347,9 +347,7 @@ def test_feedforward(specimen, choice):
     findings = specimen.findings("feedforward", options, layers, categories)
     computed = expected(specimen, layers, categories, options)
     # Qwen2's norms compute in float32, and what a first token takes from others is a remainder.
-    assert_published(
-        findings, computed, tolerance=2e-5 if rounds_inside(specimen.loaded.model, specimen.loaded.layout) else 1e-9
-    )
+    assert_expected(findings, computed, tolerance=2e-5 if rounds_inside(specimen.loaded.model) else 1e-9)
 
 
 CASES = [

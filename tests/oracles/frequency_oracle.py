@@ -11,7 +11,7 @@ from normscope.analyses.declarations.frequency import FrequencyOptions
 from normscope.analyses.frequency import FREQUENCIES
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.results.result import Result
-from tests.oracles.comparison import Expected, Picture, assert_published, cloud, said, spearman, table
+from tests.oracles.comparison import Expected, Picture, assert_expected, cloud, said, spearman, table
 from tests.oracles.specimens import Specimen, made, reported
 
 TITLES = {
@@ -45,7 +45,7 @@ def counted(specimen: Specimen, left_out: Sequence[int]) -> tuple[np.ndarray, np
 
 
 def expected(specimen: Specimen, layers: Sequence[int], rank: np.ndarray, count: np.ndarray) -> Expected:
-    """Everything that the frequency analysis publishes."""
+    """Everything that the frequency analysis returns."""
     tokens = _tokens(specimen, layers, rank)
     means = tokens.groupby(["sequence", "position"]).first()[["id", "rank", "special", "kind"]]
     measures = _measures(specimen)
@@ -167,7 +167,7 @@ def _by_token(
 
 
 def everything() -> Result:
-    """Everything that the analysis can publish, on a tiny model."""
+    """Everything that the analysis can return, on a tiny model."""
     bert = made("bert")
     resources = {FREQUENCIES: TokenFrequencies(*counted(bert, []))}
     return bert.findings("frequency", FrequencyOptions(seed=0), [1, 2], reported(bert), resources=resources)
@@ -177,7 +177,7 @@ LEFT_OUT = {"none": lambda _: False, "two words": lambda token: token in (6, 9),
 
 
 @pytest.mark.parametrize("left_out", LEFT_OUT)
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_frequency(specimen, left_out):
     layers = [2, 3]  # as in test_norms
     tokens = [token for token in range(specimen.loaded.vocabulary) if LEFT_OUT[left_out](token)]
@@ -189,7 +189,7 @@ def test_frequency(specimen, left_out):
         reported(specimen, None),
         resources={FREQUENCIES: TokenFrequencies(rank, count)},
     )
-    assert_published(findings, expected(specimen, layers, rank, count))
+    assert_expected(findings, expected(specimen, layers, rank, count))
     by_token = findings.tables["by_token"]
     assert by_token["count"].duplicated().any()
     assert by_token.sort_values(["count", "token_id"], ascending=[False, True]).index.equals(by_token.index)

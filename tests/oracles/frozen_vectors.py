@@ -7,17 +7,17 @@ from torch import Tensor
 from tests.oracles.networks import NetworkBlock, network_blocks
 
 
-def explicit_vectors(model, layout, inputs, *, value_bias: bool = False) -> Tensor:
+def explicit_vectors(model, facts, inputs, *, value_bias: bool = False) -> Tensor:
     """x_{i⇐k} (batch, query, source, model) before the model's final norm, without the bias.
 
     With `value_bias`, each token has what b_V adds to its values in the first layer.
     """
-    return vectors_by_layer(model, layout, inputs, value_bias=value_bias)[-1]
+    return vectors_by_layer(model, facts, inputs, value_bias=value_bias)[-1]
 
 
-def vectors_by_layer(model, layout, inputs, *, value_bias: bool = False) -> list[Tensor]:
+def vectors_by_layer(model, facts, inputs, *, value_bias: bool = False) -> list[Tensor]:
     """The same after every layer."""
-    blocks = network_blocks(model, layout, inputs)
+    blocks = network_blocks(model, facts, inputs)
     embeddings = blocks[0].attention.inputs
     vectors = torch.eye(embeddings.shape[1], dtype=embeddings.dtype)[None, :, :, None] * embeddings[:, :, None]
     after: list[Tensor] = []
@@ -54,8 +54,8 @@ def _through_layer(block: NetworkBlock, vectors: Tensor, *, value_bias: bool) ->
     attention, parameters = block.attention, block.parameters
     weights = attention.parameters
     read = vectors
-    if weights.input_normalisation is not None:
-        read = scaled(weights.input_normalisation, vectors, attention.inputs)
+    if block.input_norm is not None:
+        read = scaled(block.input_norm, vectors, attention.inputs)
     values = torch.einsum("bjkm,hmd->bhjkd", read, weights.value_weight)
     if value_bias:
         own = torch.eye(values.shape[2], dtype=values.dtype)

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normscope.maths.normalisation import Normalisation
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.observer import Observer
-from normscope.models.sites.linear_layers import weight_and_bias
-from normscope.models.sites.norm_weights import normalisation
+from tests.family_modules import layers_of
 
 
 class Form(NamedTuple):
@@ -91,15 +91,18 @@ FORMS: Mapping[str, Form] = {
 }
 """By family."""
 
+_INPUT_NORMS = ("input_layernorm", "ln_1", "self_attn_layer_norm")
+"""What layers call the norm before attention; after attention, some use the last name for that of the sum."""
 
-def form_of(layout: Any, layer: nn.Module) -> Form:
+
+def form_of(facts: Any, layer: nn.Module) -> Form:
     """The form of a layer's network."""
-    if layout.family in ("t5", "mt5", "umt5"):
-        number = 2 if layout.stack == "cross" else 1
+    if facts.family in ("t5", "mt5", "umt5"):
+        number = 2 if facts.stack == "cross" else 1
         return _t5(number, gated=hasattr(layer.layer[number].DenseReluDense, "wi_0"))  # type: ignore[union-attr,index]
-    form = FORMS[layout.family]
-    if layout.family in ("falcon", "stablelm") and getattr(layer, form.norm or "", None) is None:
-        parallel = layout.norm_positions == ("parallel",)
+    form = FORMS[facts.family]
+    if facts.family in ("falcon", "stablelm") and getattr(layer, form.norm or "", None) is None:
+        parallel = facts.norm_positions == ("parallel",)
         return form._replace(norm="input_layernorm" if parallel else "post_attention_layernorm")
     return form
 
@@ -109,6 +112,9 @@ class NetworkBlock:
     """A layer as it was observed, with its network in weights. Everything else is the block's."""
 
     block: FeedForwardBlock
+    facts: Any
+    scale: float
+    """The multiplier of what is added to the residual connection."""
     form: Form
     module: nn.Module
     inputs: Tensor
@@ -135,13 +141,11 @@ class NetworkBlock:
     @cached_property
     def parameters(self) -> SimpleNamespace:
         """The weights."""
-        layout, scale = self.block.layout, self.block.modules.site.residual.scale
+        facts, scale = self.facts, self.scale
         norms = (None if path is None else self._part(path) for path in (self.form.norm, self.form.output_norm))
-        of = (layout.stream.width, self.inputs.device)
-        norm, output_norm = (
-            None if each is None else normalisation(each, of, unit_offset=layout.unit_offset) for each in norms
-        )
+        norm, output_norm = (None if each is None else norm_weights(each, facts) for each in norms)
         weights = _wide(self) if self.form.experts else _dense(self._part, self.form)
+        weights = {name: None if each is None else each.to(self.inputs) for name, each in weights.items()}
         output, bias = weights.pop("output_weight") * scale, weights.pop("output_bias")
         return SimpleNamespace(
             **weights,
@@ -156,6 +160,13 @@ class NetworkBlock:
 
     def _part(self, path: str) -> Any:
         return attrgetter(path)(self.module)
+
+    @property
+    def input_norm(self) -> Normalisation | None:
+        """The norm of what attention reads."""
+        norms = (getattr(self.module, name, None) for name in _INPUT_NORMS)
+        norm = next((norm for norm in norms if norm is not None), None)
+        return None if norm is None or self.parameters.norm_position == "post" else norm_weights(norm, self.facts)
 
     @property
     def _activation(self) -> Callable[[Tensor], Tensor]:
@@ -220,18 +231,19 @@ class NetworkBlock:
 
 
 def network_blocks(
-    model: Any, layout: Any, inputs: Mapping[str, Tensor], layers: Sequence[int] | None = None
+    model: Any, facts: Any, inputs: Mapping[str, Tensor], layers: Sequence[int] | None = None
 ) -> list[NetworkBlock]:
     """The layers of a model, observed in one pass."""
     blocks: list[NetworkBlock] = []
     calls: dict[nn.Module, tuple[Any, Any]] = {}
+    modules, scale = layers_of(model, facts.stack), getattr(model.config, "residual_multiplier", 1.0)
 
     def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         calls[module] = [*args, *kwargs.values()], output.clone()
 
     def visit(block: FeedForwardBlock) -> None:
-        module = attrgetter(layout.stream.layers[block.layer - 1])(model)
-        form, axes = form_of(layout, module), block.attention.inputs.shape[:2]
+        module = modules[block.layer - 1]
+        form, axes = form_of(facts, module), block.attention.inputs.shape[:2]
         part = lambda path: attrgetter(path)(module)  # noqa: E731
         (read, *routes), _ = calls[part(form.input)]
         output, factor = calls[part(form.output)][1], None
@@ -242,29 +254,47 @@ def network_blocks(
         blocks.append(
             NetworkBlock(
                 block,
+                facts,
+                scale,
                 form,
                 module,
                 read.reshape(*axes, -1).to(block.attention.inputs),
-                output.reshape(*axes, -1).to(block.attention.inputs) * block.modules.site.residual.scale,
+                output.reshape(*axes, -1).to(block.attention.inputs) * scale,
                 tuple(routes) if form.experts else None,  # type: ignore[arg-type]
                 factor,
             )
         )
 
     handles = []
-    for path in layout.stream.layers:
-        layer = attrgetter(path)(model)
-        form = form_of(layout, layer)
+    for layer in {*modules}:
+        form = form_of(facts, layer)
         beside = [] if form.shared is None else [form.shared.output, form.shared_gate]
         for part in {form.input, form.output, *beside} - {None}:
             handles.append(attrgetter(part)(layer).register_forward_hook(called, with_kwargs=True))
     try:
-        with Observer(model, layout, layers, feed_forward=True) as observer:
+        with Observer(model, facts, layers, feed_forward=True) as observer:
             observer.run(inputs, lambda _block: None, None, visit)
     finally:
         for handle in handles:
             handle.remove()
     return blocks
+
+
+def weight_and_bias(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """W (input, output) and b of a linear layer, or of GPT-2's `Conv1D`, which stores W this way."""
+    weight, bias = layer.weight.detach(), layer.bias
+    return weight.T if isinstance(layer, nn.Linear) else weight, None if bias is None else bias.detach()  # type: ignore[return-value]
+
+
+def norm_weights(norm: nn.Module, facts: Any) -> Normalisation:
+    """γ, β and ε of a module of transformers, and whether it centres: an RMSNorm, T5's among them, does not."""
+    epsilon = next((getattr(norm, name) for name in ("eps", "variance_epsilon") if hasattr(norm, name)), 1e-5)
+    weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
+    if weight is None:  # OLMo's
+        weight = torch.ones(norm.normalized_shape, dtype=torch.float64)  # type: ignore[arg-type]
+    weight = weight + 1 if facts.family.startswith("gemma") else weight
+    centred = "RMS" not in type(norm).__name__ and "T5" not in type(norm).__name__
+    return Normalisation(weight, bias, epsilon, centred)  # type: ignore[arg-type]
 
 
 def _dense(part: Callable[[str], Any], form: Form) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from normscope.data.token_sequence import fingerprint
 from normscope.results.result import Result
 from tests.oracles import words
 from tests.oracles.activations import Sequence_
-from tests.oracles.comparison import Expected, Picture, assert_published, cloud, said, spearman, spoken, table
+from tests.oracles.comparison import Expected, Picture, assert_expected, cloud, said, spearman, spoken, table
 from tests.oracles.specimens import CHOICES, Specimen, made, reported
 from tests.oracles.words import WordSequence
 
@@ -31,7 +31,7 @@ MEASURES = {
 
 
 def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str], options: NormsOptions) -> Expected:
-    """Everything that the norms analysis publishes."""
+    """Everything that the norms analysis returns."""
     drawn = [_drawn(sequence, options) for sequence in specimen.sequences]
     pairs, keys, inputs = _pairs(specimen, layers), _keys(specimen, layers), _inputs(specimen, layers)
     present = [category for category in categories if category == "all" or (keys["category"] == category).any()]
@@ -387,13 +387,13 @@ def _summary(
 
 
 def everything() -> Result:
-    """Everything that the analysis can publish, on a tiny model."""
+    """Everything that the analysis can return, on a tiny model."""
     bert = made("bert")
     return bert.findings("norms", NormsOptions(seed=0), [1, 2], reported(bert))
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_norms(any_specimen, choice):
     layers, categories = CHOICES[choice]
     # The first layer of a rotary model gives equal tokens equal vectors, whose order is left to rounding.
@@ -408,7 +408,7 @@ def test_norms(any_specimen, choice):
     )
     categories = reported(any_specimen, categories)
     findings = any_specimen.findings("norms", options, layers, categories)
-    assert_published(findings, expected(any_specimen, layers, categories, options))
+    assert_expected(findings, expected(any_specimen, layers, categories, options))
 
 
 @pytest.mark.spread(1)
@@ -422,10 +422,10 @@ def test_norms_of_words(sampled):
     )
     categories = reported(of_words, None)
     findings = of_words.findings("norms", options, layers, categories)
-    assert_published(findings, expected(of_words, layers, categories, options))
+    assert_expected(findings, expected(of_words, layers, categories, options))
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("sampled", [4, 512])
 def test_cross_attention_of_words(sampled):
     """What target words take from source words, in padded batches."""
@@ -436,7 +436,7 @@ def test_cross_attention_of_words(sampled):
     )
     categories = reported(of_words, None)
     findings = of_words.findings("norms", options, layers, categories)
-    assert_published(findings, expected(of_words, layers, categories, options))
+    assert_expected(findings, expected(of_words, layers, categories, options))
 
 
 NORMS = {"alpha/all": 0.8, "alpha_f/all": 5.0, "alpha/cls": 0.25, "alpha_f/cls": 0.1, "alpha/other": 0.55}

@@ -14,7 +14,7 @@ from normscope.analyses.score import favoured
 from normscope.results.result import Result
 from tests.oracles import outliers_oracle
 from tests.oracles.activations import Sequence_, softmax
-from tests.oracles.comparison import Expected, Picture, assert_published, said, table
+from tests.oracles.comparison import Expected, Picture, assert_expected, said, table
 from tests.oracles.specimens import CHOICES, Specimen, made, reported
 
 CHANGES = ["before", "after", "change", "controls_mean", "controls_low", "controls_high"]
@@ -28,7 +28,7 @@ def expected(
     options: ScoreOptions,
     outliers_options: OutliersOptions,
 ) -> Expected:
-    """Everything that the score analysis publishes."""
+    """Everything that the score analysis returns."""
     scores, _, outliers = outliers_oracle.find(specimen, outliers_options)
     means, concentration = _pairs(specimen, layers, categories), _concentration(specimen, layers, outliers)
     tables = {"weights": _weights(specimen, layers, categories), "contributions": means, "concentration": concentration}
@@ -362,11 +362,11 @@ def _summary(tables: Mapping[str, pd.DataFrame], categories: Sequence[str]) -> p
 
 
 INSIDE = {"line", "alpha", "low", "high", "part", "controls"}
-"""Names within the analysis that it does not publish."""
+"""Names within the analysis that it does not return."""
 
 
 def everything() -> Result:
-    """Everything that the analysis can publish, on a tiny model."""
+    """Everything that the analysis can return, on a tiny model."""
     bert, options = made("bert"), ScoreOptions(seed=0, controls=1)
     outliers = outliers_oracle.OUTLIERS["given"]
     return bert.findings("score", options, [1, 2], reported(bert), options=[outliers])
@@ -402,7 +402,7 @@ def test_score(specimen, choice):
     categories = reported(specimen, categories)
     findings = specimen.findings("score", options, layers, categories, options=[outliers])
     computed = expected(specimen, layers, categories, options, outliers)
-    assert_published(findings, computed, tolerance=1e-6)  # logits are in float32
+    assert_expected(findings, computed, tolerance=1e-6)  # logits are in float32
 
 
 SCORE = {"dimensions_for_half/mean": 3.4, "dimensions_for_90_percent/mean": 116.2, "share_of_outliers/mean": 0.123}

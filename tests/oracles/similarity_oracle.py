@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,11 +22,12 @@ from normscope.data.examples import CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.maths.choices import Pooling, ValueBias
 from normscope.maths.embedder import Embedder
-from normscope.models.infer.stacks import ObservedStack
+from normscope.models.observe.reading import ObservedStack
 from normscope.results.figures import TextPair
 from normscope.results.result import Result
-from tests.oracles.comparison import Expected, Picture, assert_published, spoken, table, three_digits, visibly_apart
+from tests.oracles.comparison import Expected, Picture, assert_expected, spoken, table, three_digits, visibly_apart
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
+from tests.oracles.networks import norm_weights
 from tests.oracles.specimens import Specimen, made, reported
 from tests.tiny import rounds_inside
 
@@ -70,10 +70,10 @@ class PairSpecimen(Specimen):
         ]
         return list(batches(examples, self.encoder, 45, CorpusCounts()))
 
-    def published(self, options: SimilarityOptions, categories: Sequence[str], own: Pooling = Pooling.mean) -> Result:
-        """What the analysis publishes."""
+    def result(self, options: SimilarityOptions, categories: Sequence[str], own: Pooling = Pooling.mean) -> Result:
+        """What the analysis returns."""
         loaded = self.loaded
-        observed = ObservedStack(loaded.model, loaded.layout)
+        observed = ObservedStack(loaded.model, loaded.facts)
         layers = range(1, loaded.layers + 1)
         return self.findings(
             "similarity", options, layers, categories, observed=observed, own_embedder=lambda: Embedder(own)
@@ -105,7 +105,7 @@ class Text:
 def expected(
     specimen: PairSpecimen, options: SimilarityOptions, categories: Sequence[str], own: str = "mean"
 ) -> Expected:
-    """Everything that the analysis publishes."""
+    """Everything that the analysis returns."""
     pooling = own if options.pooling is None else str(options.pooling.value)
     pairs = [
         tuple(_text(specimen, text, pooling, str(options.bias.value)) for text in texts) for texts in specimen.texts
@@ -278,18 +278,18 @@ def _false_friends(specimen, pairs, matrices) -> dict[str, list[float]]:
 
 
 def _text(specimen: PairSpecimen, text: str, pooling: str, bias: str) -> Text:
-    model, layout = specimen.loaded.model, specimen.loaded.layout
+    model, facts = specimen.loaded.model, specimen.loaded.facts
     inputs = specimen.loaded.tokenizer(text, return_tensors="pt")
     tokens = specimen.loaded.tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
     last: list[torch.Tensor] = []
-    vectors = explicit_vectors(model, layout, inputs, value_bias=bias == "decompx")
+    vectors = explicit_vectors(model, facts, inputs, value_bias=bias == "decompx")
     with torch.inference_mode():
-        norm = None if layout.stream.final_norm is None else attrgetter(layout.stream.final_norm)(model)
+        norm = getattr(model, "norm", None)  # of Qwen2's last hidden vectors
         handle = None if norm is None else norm.register_forward_pre_hook(lambda _module, args: last.append(args[0]))
         hidden = model(**inputs).last_hidden_state[0]
         if norm is not None:
             handle.remove()
-            vectors = scaled(layout.normalisation(norm, torch.device("cpu")), vectors, last[0])
+            vectors = scaled(norm_weights(norm, facts), vectors, last[0])
     weights = _weights(pooling, hidden.numpy())
     embedding = (weights * hidden.numpy()).sum(axis=0)
     parts = (weights[:, None] * vectors[0].numpy()).sum(axis=0)
@@ -414,27 +414,27 @@ def _digits(value: float) -> str:
 
 
 INSIDE = {"token_a", "token_b"}
-"""Names within the analysis that it does not publish."""
+"""Names within the analysis that it does not return."""
 
 
 def everything() -> Result:
-    """Everything that the analysis can publish, on a tiny model."""
+    """Everything that the analysis can return, on a tiny model."""
     pairs = dataclasses.replace(PairSpecimen.of(made("bert")), ranked=RANKED)
-    return pairs.published(SimilarityOptions(), reported(pairs))
+    return pairs.result(SimilarityOptions(), reported(pairs))
 
 
 @pytest.mark.parametrize("sums", [False, True])
 @pytest.mark.parametrize("bias", ValueBias)
 @pytest.mark.parametrize("pooling", [None, *Pooling])
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_similarity(specimen, pooling, bias, sums):
     pairs = PairSpecimen.of(specimen)
     options = SimilarityOptions(pooling=pooling, bias=bias, rows=[2, 5, 9], sums=sums)
     categories = [*specimen.names, "all"] if pooling is None else ["cls", "other"]
-    findings = pairs.published(options, categories, Pooling.last)
+    findings = pairs.result(options, categories, Pooling.last)
     # Qwen2's norms compute in float32.
-    rounds = rounds_inside(specimen.loaded.model, specimen.loaded.layout)
-    assert_published(findings, expected(pairs, options, categories, "last"), 2e-5 if rounds else 1e-9)
+    rounds = rounds_inside(specimen.loaded.model)
+    assert_expected(findings, expected(pairs, options, categories, "last"), 2e-5 if rounds else 1e-9)
     of_pairs = {name for name, figure in findings.figures.items() if getattr(figure, "measure", "")}
     assert of_pairs == {name for name in findings.figures if name.startswith("pair_")}
     for name, pair in {name: TextPair.of(findings.figures[name]) for name in of_pairs}.items():
@@ -448,22 +448,24 @@ def _labels(figure, side):
     return figure.table[side], figure.table[f"token_{side}"]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("sums", [False, True])
 def test_the_similarity_of_queries_and_documents(specimen, sums):
     pairs = dataclasses.replace(PairSpecimen.of(specimen), ranked=RANKED)
     options = SimilarityOptions(sums=sums)
-    findings = pairs.published(options, specimen.names)
-    rounds = rounds_inside(specimen.loaded.model, specimen.loaded.layout)
-    assert_published(findings, expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
+    findings = pairs.result(options, specimen.names)
+    rounds = rounds_inside(specimen.loaded.model)
+    assert_expected(findings, expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("rows", [None, []])
 def test_similarity_without_gold_scores(specimen, rows):
     pairs = PairSpecimen.of(specimen, [None] * 5)
     options = SimilarityOptions(rows=rows)
-    findings = pairs.published(options, specimen.names)
-    rounds = rounds_inside(specimen.loaded.model, specimen.loaded.layout)
-    assert_published(findings, expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
+    findings = pairs.result(options, specimen.names)
+    rounds = rounds_inside(specimen.loaded.model)
+    assert_expected(findings, expected(pairs, options, specimen.names), 2e-5 if rounds else 1e-9)
     assert not any(name.startswith("gold/") for name in findings.metrics)
 
 

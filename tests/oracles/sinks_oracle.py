@@ -13,7 +13,7 @@ from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
 from normscope.data.token_sequence import fingerprint
 from normscope.results.result import Result
 from tests.oracles.activations import Block, Sequence_
-from tests.oracles.comparison import Expected, Picture, assert_published, said, spoken, table
+from tests.oracles.comparison import Expected, Picture, assert_expected, said, spoken, table
 from tests.oracles.score_oracle import CHANGES, _drawn, _row, _weight_by_category
 from tests.oracles.specimens import CHOICES, Specimen, made, reported
 
@@ -24,7 +24,7 @@ Variants = dict[tuple[str, bool], list[Sequence_]]
 
 
 def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str], options: SinksOptions) -> Expected:
-    """Everything that the sinks analysis publishes."""
+    """Everything that the sinks analysis returns."""
     variants = sequences_of(specimen, options)
     positions = ["first", *(category for category in categories if category not in ("first", "all"))]
     tables = _rates(specimen, layers, positions, options, variants) | _massive(specimen)
@@ -378,14 +378,14 @@ def _notes(specimen: Specimen, options: SinksOptions, tables: dict[str, pd.DataF
 
 
 def everything() -> Result:
-    """Everything that the analysis can publish, on a tiny model."""
+    """Everything that the analysis can return, on a tiny model."""
     options = SinksOptions(length=6, controls=1, seed=0)
     return made("massive").findings("sinks", options, [1, 2], ["other", "first"])
 
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("name", ["massive", "qwen2", "bert"])  # the quick one of the first has ablations
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_sinks(name, choice):
     specimen, (layers, categories) = made(name), CHOICES[choice]
     categories = reported(specimen, categories)
@@ -395,7 +395,7 @@ def test_sinks(name, choice):
         "all": SinksOptions(length=30, ablation=False, seed=5),  # no sequence is long enough
     }[choice]
     findings = specimen.findings("sinks", options, layers, categories)
-    assert_published(findings, expected(specimen, layers, categories, options))
+    assert_expected(findings, expected(specimen, layers, categories, options))
 
 
 SINK = {

@@ -1,4 +1,4 @@
-"""Tiny models with a small corpus each, and what an analysis publishes of them."""
+"""Tiny models with a small corpus each, and what an analysis returns of them."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ from normscope.results.result import Result
 from normscope.running.memory import run_batch
 from tests.oracles import activations
 from tests.oracles.activations import Sequence_
-from tests.tiny import layout_of, tiny_model
+from tests.tiny import facts_for, tiny_model
 
 WORDS = ["cat", "river", "walks", "old", "sees", "blue", "we", "run", "on", "it", ",", "."]
 
@@ -109,11 +109,11 @@ class Specimen:
         return list(batches(examples, self.encoder, 45, CorpusCounts()))
 
     def findings(self, name: str, chosen: Any, layers: Sequence[int], categories: Sequence[str], **more: Any) -> Result:
-        """What an analysis publishes."""
-        needs = analyses()[name].load().requirements(chosen, self.loaded.layout)
+        """What an analysis returns."""
+        needs = analyses()[name].load().requirements(chosen, self.loaded.facts)
         observer = Observer(
             self.loaded.model,
-            self.loaded.layout,
+            self.loaded.facts,
             layers,
             range(self.loaded.layers + 1),
             feed_forward=needs.feed_forward,
@@ -122,7 +122,7 @@ class Specimen:
             layers=layers,
             categories=categories,
             parameters=observer.parameters,
-            methods=self.loaded.layout.methods,
+            methods=self.loaded.facts.methods,
             depth=self.loaded.layers,
             dtype=torch.float64,
             names=self.encoder.categories.names,
@@ -137,7 +137,7 @@ class Specimen:
         )
         merged = analysed(name, chosen, context, observer, self.batches)
         merged.intervene(InterventionRunner(self.loaded, self.encoder, layers, 45))
-        return rolled_up(name, merged.info.published, merged.result())
+        return rolled_up(name, merged.info.declared, merged.result())
 
 
 def analysed(name: str, options: Any, context: AnalysisContext, observer: Observer, parts: Sequence[Batch]) -> Analysis:
@@ -330,7 +330,7 @@ def _tokenizer(vocabulary: list[str], template: Any) -> PreTrainedTokenizerFast:
 def _loaded(
     model: Any, tokenizer: Any, family: str, heads: Mapping[Head, Any], stack: str | None = None
 ) -> LoadedModel:
-    return LoadedModel(model, tokenizer, layout_of(family, stack, model.config), "tiny", None, 32, load_head=heads.get)
+    return LoadedModel(model, tokenizer, facts_for(family, stack, model.config), "tiny", None, 32, load_head=heads.get)
 
 
 _MADE = {"bert": bert, "qwen2": qwen2, "marian": marian, "classifier": classifier, "massive": massive}

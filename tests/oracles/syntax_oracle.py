@@ -20,7 +20,7 @@ from normscope.data.examples import Annotation, Corpus, CorpusCounts, Example
 from normscope.results.result import Result
 from tests.oracles import feedforward_oracle
 from tests.oracles.activations import Sequence_
-from tests.oracles.comparison import Expected, Picture, assert_published, said, table
+from tests.oracles.comparison import Expected, Picture, assert_expected, said, table
 from tests.oracles.specimens import Specimen, made, reported
 
 # Tokens; the tokens of each word (first, end), None for a word without one; heads from 1, 0 for the root; relations.
@@ -250,7 +250,7 @@ class Counted:
 
 
 def expected(specimen: Specimen, layers: Sequence[int], options: SyntaxOptions) -> Expected:
-    """Everything that the analysis publishes."""
+    """Everything that the analysis returns."""
     dropped = [0, 0]
     trees = [tree(number, len(sequence.ids), dropped) for number, sequence in enumerate(specimen.sequences)]
     counted = Counted(trees, options.punctuation)
@@ -438,11 +438,11 @@ def _summary(metrics: Mapping[str, float], measures: Sequence[str]) -> pd.DataFr
 
 
 INSIDE = {"map", "right", "dependent", "head", "place"}
-"""Names within the analysis that it does not publish."""
+"""Names within the analysis that it does not return."""
 
 
 def everything() -> Result:
-    """Everything that the analysis can publish, on a tiny model."""
+    """Everything that the analysis can return, on a tiny model."""
     bert, resources = annotated(made("bert")), {TREEBANK: treebank()}
     return bert.findings("syntax", SyntaxOptions(), [1, 2], reported(bert), resources=resources)
 
@@ -452,7 +452,7 @@ def everything() -> Result:
 def test_syntax(name, punctuation):
     specimen, options = annotated(made(name)), SyntaxOptions(punctuation=punctuation)
     findings = specimen.findings("syntax", options, [1, 3], ["all"], resources={TREEBANK: treebank()})
-    assert_published(findings, expected(specimen, [1, 3], options))
+    assert_expected(findings, expected(specimen, [1, 3], options))
 
 
 CASES = [

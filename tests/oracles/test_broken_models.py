@@ -34,6 +34,7 @@ def broken():
     return specimen, TokenFrequencies(rank, count)
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("categories", [["other", "all"], ["other"]])
 @pytest.mark.parametrize("name", ANALYSES)
 def test_nonfinite_activations_are_refused(broken, name, categories):

@@ -1,4 +1,4 @@
-"""Whatever an analysis can publish has a name, and every name is known to its oracle.
+"""Whatever an analysis can return has a name, and every name is known to its oracle.
 
 The comparisons in the oracles' files fail on a name that no oracle has. These tests are for names that stand in the source but
 are published under conditions that no comparison meets.

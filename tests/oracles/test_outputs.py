@@ -1,4 +1,4 @@
-"""Every table, column, metric and curve that an analysis publishes is described, and nothing else is."""
+"""Every table, column, metric and curve that an analysis returns is described, and nothing else is."""
 
 import io
 import re
@@ -21,7 +21,7 @@ from tests.oracles.comparison import everything
 
 @pytest.mark.parametrize("name", analyses())
 def test_what_an_analysis_publishes_is_described(name):
-    findings, outputs = everything(name), analyses()[name].published
+    findings, outputs = everything(name), analyses()[name].declared
     metrics, curves = ({one.name: one.meaning for one in group} for group in (outputs.metrics, outputs.curves))
     assert_described(findings.metrics, metrics)
     assert_described(findings.curves, curves)
@@ -103,7 +103,7 @@ ROW = (
 @pytest.mark.parametrize("name", analyses())
 def test_descriptions_belong_to_their_columns(name):
     shared = {axis.meaning: {axis.name} for axis in (LAYER, HEAD, DIMENSION)}
-    for table, info in analyses()[name].published.tables.items():
+    for table, info in analyses()[name].declared.tables.items():
         named = {word.strip() for word in re.split(",| and ", info.row)}
         assert named & set(ROW) <= set(info.columns), (table, info.row)
         for column, text in info.columns.items():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 
-from normscope.reporting import publish
+from normscope.reporting import views
 from normscope.running import plan
 from tests.end_to_end.shell import ROOT, draw_nothing
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
@@ -84,7 +84,7 @@ def run(folder: Path, model: Path, corpus: list[dict[str, str]], given_: dict[st
         patched.setattr(sys, "argv", ["run.py", *arguments])
         draw_nothing(patched)
         patched.setattr(plan, "_texts", lambda *_: [])
-        patched.setattr(publish, "page", lambda *_: "")
+        patched.setattr(views, "page", lambda *_: "")
         with pytest.raises(SystemExit) as exit_:
             runpy.run_path(str(ROOT / "run.py"), run_name="__main__")
     path = folder / "run/results.json"

@@ -21,14 +21,15 @@ from normscope.maths import kernels, weight_tiles
 from normscope.maths.masks import Mask
 from normscope.maths.tensors import to_device
 from normscope.models.load import loading
-from normscope.models.observe.observer import Observer
+from normscope.models.observe.observer import Observer, _Pass
 from normscope.running.memory import run_batch
 from tests import accelerator
 from tests.accelerator import no_waiting, simulated
 from tests.end_to_end.shell import run_once
 from tests.golden.commands import commands
 from tests.golden.make import FOLDER
-from tests.golden.results import differences, published
+from tests.golden.results import differences, measured
+from tests.one_text import attention, attribute, attribution_maps, decompose, similarity
 from tests.tiny import FAMILY_CONFIGS
 from tests.unit.test_attention import MASKS, REAL, SCALE, explicit
 
@@ -73,7 +74,7 @@ def close(found, expected, dtype):
 
 
 def test_tensors_of_any_layout_reach_a_gpu(monkeypatch):
-    """From pinned memory, to which torch copies a tensor in its own layout: rows that are the same memory cannot be written."""
+    """From pinned memory, to which torch copies a tensor in its own facts: rows that are the same memory cannot be written."""
 
     def pinned(tensor):
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
@@ -169,8 +170,8 @@ def test_blocks_of_padded_batches_are_those_of_the_cpu(device, family, dtype):
 def analysed(model, device, names, begin=lambda _observer: None):
     """Analyses that have seen two batches. `begin` is called between them: the first shows a model what it keeps."""
     measured = analyses_of(model.model, names)
-    layers, needs = range(model.layers + 1), [each.requirements(each.options, model.layout) for each in measured]
-    observer = Observer(model.model, model.layout, layers[1:], layers, feed_forward=any(n.feed_forward for n in needs))
+    layers, needs = range(model.layers + 1), [each.requirements(each.options, model.facts) for each in measured]
+    observer = Observer(model.model, model.facts, layers[1:], layers, feed_forward=any(n.feed_forward for n in needs))
     with observer:
         for seed in range(2):
             torch.manual_seed(seed)
@@ -205,18 +206,18 @@ def test_analyses_find_what_they_find_on_the_cpu(device, family):
 @pytest.mark.parametrize("family", ["bert", "llama", "mistral"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_waits_between_the_first_and_the_last_layer(device, family, dtype, monkeypatch):
-    """Nor does the comparison with the untouched model, which is not part of a pass on `meta` (test_waiting.py)."""
+    """Nor does the comparison of parts with what the model computes, which `meta` leaves out (test_waiting.py)."""
     passes = []
 
-    def begin(observer):
-        forward = observer._forward
+    def begin(_observer):
+        run = _Pass.run
 
         def without_waiting(*arguments):
             passes.append(device)
             with no_waiting(device):
-                return forward(*arguments)
+                return run(*arguments)
 
-        monkeypatch.setattr(observer, "_forward", without_waiting)
+        monkeypatch.setattr(_Pass, "run", without_waiting)
 
     analysed(normscope.wrap(on(tiny(family), device, dtype)), device, EVERY, begin)
     assert passes
@@ -229,54 +230,54 @@ REGIONS = [slice(0, 3), slice(3, 8)]
 def scored(model, _dtype):
     for weights in ("held", "through"):
         for target in (normscope.NextToken(7), normscope.Answer([7, 8, 9])):
-            attribution = normscope.attribute(model, IDS, target, attention=weights)
+            attribution = attribute(model, IDS, target, attention=weights)
             yield attribution.scores
             yield [attribution.target]
 
 
 def attended(model, _dtype):
-    yield normscope.attention(model, IDS, queries="last").values
-    yield normscope.attention(model, IDS, queries="last", measure="norm").values
-    yield normscope.attention(model, IDS, queries=REGIONS, keys=REGIONS).values
-    yield normscope.attention(model, IDS, queries=REGIONS, keys=REGIONS, measure="share").values
+    yield attention(model, IDS, queries="last").values
+    yield attention(model, IDS, queries="last", measure="norm").values
+    yield attention(model, IDS, queries=REGIONS, keys=REGIONS).values
+    yield attention(model, IDS, queries=REGIONS, keys=REGIONS, measure="share").values
 
 
 def ranked(model, _dtype):
-    strongest = normscope.attention(model, IDS, queries="last", top=3)
+    strongest = attention(model, IDS, queries="last", top=3)
     yield strongest.values
-    yield normscope.attention(model, IDS, queries=REGIONS, keys=REGIONS, measure="score").values
+    yield attention(model, IDS, queries=REGIONS, keys=REGIONS, measure="score").values
 
 
 def compared(model, _dtype):
-    yield normscope.similarity(model, IDS, [9, 8, 7, 12], pooling="mean").matrix
+    yield similarity(model, IDS, [9, 8, 7, 12], pooling="mean").matrix
 
 
 def chained(model, _dtype):
-    for method in normscope.attribution_maps(model, IDS).values():
+    for method in attribution_maps(model, IDS).values():
         yield method.total
 
 
 def decomposed(model, _dtype):
-    found = normscope.decompose(model, IDS)
+    found = decompose(model, IDS)
     yield found.ratios
-    yield found.parts
+    yield found.output_shares[["share", "own", "residual", "bias"]].to_numpy()
 
 
 CALLS = {call.__name__: call for call in (scored, attended, ranked, compared, chained, decomposed)}
 
 
-@pytest.mark.spread(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [F64, torch.bfloat16])
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_return_what_they_return_on_the_cpu(device, name, dtype):
     there, here = both(tiny("llama", AutoModelForCausalLM), device, dtype)
     for found, expected in zip(CALLS[name](there, dtype), CALLS[name](here, dtype), strict=True):
-        close(torch.as_tensor(np.asarray(found)), torch.as_tensor(np.asarray(expected)), dtype)
+        close(torch.tensor(np.asarray(found)), torch.tensor(np.asarray(expected)), dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [path.stem for path in sorted(FOLDER.glob("*.parquet")) if "minilm" not in path.stem])
-def test_commands_publish_what_was_kept(device, name, tmp_path, tokenizer, monkeypatch):
+def test_commands_give_what_was_kept(device, name, tmp_path, tokenizer, monkeypatch):
     if device.type == accelerator.NAME:
         known = loading.torch_device
         monkeypatch.setattr(loading, "torch_device", lambda name: device if name == "cuda" else known(name))
@@ -284,5 +285,5 @@ def test_commands_publish_what_was_kept(device, name, tmp_path, tokenizer, monke
     arguments = ["device=cuda" if given == "device=cpu" else given for given in command.arguments]
     outcome = run_once(*arguments, f"output_dir={tmp_path / 'run'}")
     assert outcome.status == 0, outcome.err
-    found = differences(pd.read_parquet(FOLDER / f"{name}.parquet"), published(tmp_path / "run"), command.tolerance)
+    found = differences(pd.read_parquet(FOLDER / f"{name}.parquet"), measured(tmp_path / "run"), command.tolerance)
     assert not found, "\n".join(found[:40])

@@ -48,7 +48,7 @@ def exact(name: str, u: float) -> tuple[mpmath.mpf, mpmath.mpf]:
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 3e-7)])
-@pytest.mark.spread(3)
+@pytest.mark.spread(1)
 def test_slopes(name, dtype, bound):
     """Relative to each number itself where it is normal; below e⁻²⁰, relative to that."""
     activation = ACTIVATIONS[name]

@@ -34,6 +34,7 @@ from normscope.errors import InputError
 from normscope.live.predictions import prediction_of
 from normscope.models.load.loading import load
 from normscope.models.options import DeviceOptions, DType, ModelOptions, ModelStack
+from tests.one_text import attribute
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
 
 # peft uses a deprecated attribute of transformers.
@@ -163,7 +164,7 @@ def test_the_classifier_of_an_adapter_is_explained(tokenizer, tmp_path):
     assert dict(found.choices) == pytest.approx(
         {f"LABEL_{number}": each for number, each in enumerate(expected.tolist())}, abs=1e-9
     )
-    score = normscope.attribute(loaded, TEXT, found.target)
+    score = attribute(loaded, TEXT, found.target)
     logits = adapter.model(**tokenizer(TEXT, return_tensors="pt")).logits[0]
     assert score.target == pytest.approx(float(logits.max()), abs=1e-6)
 

@@ -14,7 +14,7 @@ from transformers import MarianTokenizer
 
 from normscope.alignment import reference
 from normscope.alignment.links import LinkFile, error_rates, evaluate, parsed, pharaoh, punctuated_words
-from normscope.analyses.declarations.alignment import PUBLISHED, AlignmentOptions, LinkFileOptions
+from normscope.analyses.declarations.alignment import DECLARED, AlignmentOptions, LinkFileOptions
 from normscope.data.annotation import spaced_words
 from normscope.data.corpora import open_corpus
 from normscope.data.options import DatasetKind, DatasetOptions
@@ -166,7 +166,7 @@ def test_heads_that_align_equally_well_have_no_rank_correlation(rates, correlati
     heads = pd.DataFrame({"layer": [1, 1, 2], "head": [1, 2, 1], "mean_norm": [1.0, 2.0, 3.0], "aer": rates})
     layers = pd.DataFrame({"layer": [1, 2], "head": 0, "mean_norm": [2.0, 1.0], "aer": [0.5, 0.6]})
     table = pd.concat([layers, heads]).assign(method="attn_n", setting="awo", precision=0.0, recall=0.0)
-    metrics = roll_up(PUBLISHED, {"aer": table}).metrics
+    metrics = roll_up(DECLARED, {"aer": table}).metrics
     of_norms = {name.removeprefix("attn_n/awo/"): value for name, value in metrics.items()}
     assert (of_norms["largest_norm_layer/layer"], of_norms["largest_norm_layer/aer"]) == (1, 0.5)
     assert (of_norms["largest_norm_head/layer"], of_norms["largest_norm_head/head"]) == (2, 1)

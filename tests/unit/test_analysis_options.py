@@ -4,17 +4,13 @@ import dataclasses
 import re
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import torch
 
-from normscope.analyses.base import Requirements
 from normscope.analyses.declarations.alignment import AlignmentOptions, LinkFileOptions
 from normscope.analyses.declarations.attribution import AttributionMethod, AttributionOptions
-from normscope.analyses.declarations.feedforward import FeedForwardOptions
-from normscope.analyses.declarations.frequency import FrequencyOptions
 from normscope.analyses.declarations.norms import NormsOptions
-from normscope.analyses.declarations.outliers import OutlierCriterion, OutliersOptions
+from normscope.analyses.declarations.outliers import OutliersOptions
 from normscope.analyses.declarations.score import ScoreOptions
 from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
 from normscope.analyses.frequency import MEASURE_AXIS, RANK_AXIS
@@ -22,7 +18,6 @@ from normscope.analyses.norms import NORM_AXIS, WEIGHT_AXIS
 from normscope.analyses.registry import analyses, plug_ins
 from normscope.config.schema import check_options
 from normscope.errors import InputError
-from normscope.results.figures import Lines, Scatter
 from normscope.running.options import RunOptions, check, run_options
 
 ENDS = [
@@ -146,35 +141,6 @@ def test_an_entry_point_that_is_no_analysis_is_ignored_with_a_warning(monkeypatc
         f"analysis plug-in {name} ({name}:INFO) is ignored: expected an AnalysisInfo, got int"
         for name in ("another", "other")
     ]
-
-
-def test_defaults():
-    """The defaults are those of the papers, where they state them."""
-    defaults = {
-        NormsOptions: {"sampled_queries": 512, "scatter_pairs": 10_000},
-        FrequencyOptions: {"source": "corpus", "path": None, "conventional": False},
-        OutliersOptions: {"criterion": OutlierCriterion.sigma, "threshold": 3.0, "share": 0.5, "dimensions": None},
-        ScoreOptions: {"sequences": None, "interventions": True, "intervention_sequences": 100, "controls": 20},
-        FeedForwardOptions: {"sequences": 16, "tokens": 64, "pairs": 20},
-        SinksOptions: {
-            "inputs": list(SinkInput),
-            "length": 64,
-            "epsilon": 0.3,
-            "sequences": 100,
-            "ablation": True,
-            "ablation_sequences": 16,
-            "controls": 5,
-        },
-    }
-    for kind, values in defaults.items():
-        assert vars(kind()).items() >= values.items()
-    scatter = Scatter(pd.DataFrame(), "x", "y", "panel", {}, "", "", "")
-    assert (scatter.log_x, scatter.log_y, scatter.sharey, scatter.medians) == (False, False, True, False)
-    lines = Lines(pd.DataFrame(), "x", "y", "series", "", "")
-    assert (lines.sharey, lines.log_y, lines.panel) == (False, False, None)
-    needs = dataclasses.asdict(Requirements())
-    assert not any(needs.values()), "an analysis that declares no needs has none"
-    assert AttributionOptions(seed=1).shares == [1, 5, 10, 20, 50], "the shares of ERASER"
 
 
 @pytest.mark.parametrize(

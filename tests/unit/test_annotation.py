@@ -312,6 +312,7 @@ def test_a_run_reports_parts_of_speech(capsys, monkeypatch, tmp_path, saved_mode
     assert int(noun["count"].iloc[0]) == 27
 
 
+@pytest.mark.slow
 def test_a_column_needs_annotated_words(capsys, monkeypatch, tmp_path, saved_model):
     outcome = run_here(
         capsys, monkeypatch, f"model.name={saved_model}", "dataset.categories=upos", f"output_dir={tmp_path / 'run'}"

@@ -246,7 +246,7 @@ def test_commands_are_measured_beside_bare_passes_and_drawn(monkeypatch, tmp_pat
         else:
             run = Path(command[-1].removeprefix("output_dir="))
             run.mkdir()
-            phases = {"start": 1.0, "pass": 4.0, "publishing": 1.0}
+            phases = {"start": 1.0, "pass": 4.0, "views": 1.0}
             (run / "results.json").write_text(json.dumps({"facts": {"tokens": 9, "phases": phases}}))
         return 8.0
 

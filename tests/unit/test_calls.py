@@ -15,6 +15,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 import normscope
 from normscope.api.arguments import checked
 from normscope.errors import InputError
+from tests.one_text import attribute, attribution_maps, decompose, similarity
 from tests.unit.test_wrapping import TEXT, in_memory
 
 
@@ -93,8 +94,8 @@ def damaged(tokenizer):
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("encoder.layer.1.attention.self.key.weight", lambda model: normscope.decompose(model, TEXT)),
-        ("encoder.layer.2.attention.output.dense.bias", lambda model: normscope.decompose(model, [TEXT, TEXT])),
+        ("encoder.layer.1.attention.self.key.weight", lambda model: decompose(model, TEXT)),
+        ("encoder.layer.2.attention.output.dense.bias", lambda model: decompose(model, [TEXT, TEXT])),
     ],
 )
 def test_a_weight_that_has_become_nan_is_named(damaged, name, call):
@@ -108,10 +109,10 @@ def test_a_weight_that_has_become_nan_is_named(damaged, name, call):
 @pytest.mark.slow
 def test_a_head_that_has_become_infinite_is_named(damaged):
     wrapped, model = damaged
-    normscope.attribute(wrapped, TEXT, 0)
+    attribute(wrapped, TEXT, 0)
     model.classifier.weight.data.fill_(torch.inf)
     with pytest.raises(InputError, match="NaN or infinity in the weight classifier.weight"):
-        normscope.attribute(wrapped, TEXT, 0)
+        attribute(wrapped, TEXT, 0)
 
 
 def test_numbers_that_overflow_name_the_dtype(damaged, monkeypatch):
@@ -119,14 +120,14 @@ def test_numbers_that_overflow_name_the_dtype(damaged, monkeypatch):
     monkeypatch.setattr(type(wrapped), "require_finite_weights", lambda _self: None)
     wrapped.model.encoder.layer[0].output.LayerNorm.weight.data.fill_(1e38)
     with pytest.raises(InputError, match="computes NaN or infinity in float32; try float64"):
-        normscope.decompose(wrapped, TEXT)
+        decompose(wrapped, TEXT)
 
 
 @pytest.mark.slow
 def test_a_target_may_change_the_vectors_that_it_gets(damaged):
     wrapped, _ = damaged
-    expected = normscope.attribute(wrapped, TEXT, lambda hidden: 2 * hidden[1, 3])
-    in_place = normscope.attribute(wrapped, TEXT, lambda hidden: hidden.mul_(2)[1, 3])
+    expected = attribute(wrapped, TEXT, lambda hidden: 2 * hidden[1, 3])
+    in_place = attribute(wrapped, TEXT, lambda hidden: hidden.mul_(2)[1, 3])
     assert np.array_equal(in_place.scores, expected.scores)
     assert (in_place.target, in_place.remainder) == (expected.target, expected.remainder)
 
@@ -166,10 +167,10 @@ def test_settings_of_torch_change_no_result(setting, tokenizer):
 
     def everything():
         wrapped = normscope.wrap(model, tokenizer)
-        yield normscope.decompose(wrapped, TEXT).maps["attn_n"]
-        yield normscope.attribute(wrapped, TEXT, lambda hidden: hidden[0, 0]).scores
-        yield normscope.attribution_maps(wrapped, TEXT, "decompx")["decompx"].total
-        yield normscope.similarity(wrapped, TEXT, "A cat.", pooling="mean").matrix
+        yield decompose(wrapped, TEXT).maps["attn_n"]
+        yield attribute(wrapped, TEXT, lambda hidden: hidden[0, 0]).scores
+        yield attribution_maps(wrapped, TEXT, "decompx")["decompx"].total
+        yield similarity(wrapped, TEXT, "A cat.", pooling="mean").matrix
         yield np.array(list(normscope.run("mixing", model=wrapped, texts=[TEXT]).metrics.values()))
         yield np.stack([block.inputs.numpy() for block in normscope.observe(wrapped, TEXT)])
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import normscope
-from normscope.models.sites.layer_hooks import cancelled_by
+from normscope.models.observe.cancelling import cancelled_by
+from tests.one_text import attribute, attribution_maps, decompose, similarity
 from tests.tiny import sentence_encoder
 
 TEXT = "The old bridge was closed, so we crossed the river."
@@ -22,13 +23,13 @@ def model(saved_model, tmp_path_factory):
 
 
 CALLS = {
-    "decompose": (lambda model: normscope.decompose(model, TEXT), 3),
-    "words": (lambda model: normscope.decompose(model, TEXT, level="word"), 3),
-    "attribute": (lambda model: normscope.attribute(model, TEXT, lambda hidden: hidden[0, 0]), 3),
-    "heads": (lambda model: normscope.attribute(model, TEXT, lambda hidden: hidden[0, 0], by=["layer", "head"]), 3),
-    "alti": (lambda model: normscope.attribution_maps(model, TEXT, ["alti"]), 3),
-    "decompx": (lambda model: normscope.attribution_maps(model, TEXT, ["decompx"]), 3),
-    "similarity": (lambda model: normscope.similarity(model, TEXT, "We swam."), 6),
+    "decompose": (lambda model: decompose(model, TEXT), 3),
+    "words": (lambda model: decompose(model, TEXT, level="word"), 3),
+    "attribute": (lambda model: attribute(model, TEXT, lambda hidden: hidden[0, 0]), 3),
+    "heads": (lambda model: attribute(model, TEXT, lambda hidden: hidden[0, 0], by=["layer", "head"]), 3),
+    "alti": (lambda model: attribution_maps(model, TEXT, ["alti"]), 3),
+    "decompx": (lambda model: attribution_maps(model, TEXT, ["decompx"]), 3),
+    "similarity": (lambda model: similarity(model, TEXT, "We swam."), 6),
 }
 
 
@@ -36,7 +37,7 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_it_is_left_at_any_layer_and_the_model_is_as_it_was(model, name):
     call, layers = CALLS[name]
-    expected = normscope.decompose(model, TEXT)
+    expected = decompose(model, TEXT)
     weights = {key: value.clone() for key, value in model.model.state_dict().items()}
     for last in range(1, layers + 2):
         checks = []
@@ -56,6 +57,6 @@ def test_it_is_left_at_any_layer_and_the_model_is_as_it_was(model, name):
         assert len(checks) == last
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.model.modules())
         assert all(torch.equal(value, weights[key]) for key, value in model.model.state_dict().items())
-    after = normscope.decompose(model, TEXT)
+    after = decompose(model, TEXT)
     assert torch.equal(after.maps["attn_n"], expected.maps["attn_n"])
     assert torch.equal(after.ratios, expected.ratios)

@@ -120,6 +120,7 @@ def test_a_forged_header_is_refused(saved, header):
         checkpoint.resume([Counting()], iter(()))
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("change", ["missing", "surplus", "empty", "one number", "square"])
 def test_a_forged_state_is_refused(saved, change):
     """With a checksum that is right: a tensor of one number would be broadcast, and the sums would be wrong."""

@@ -135,6 +135,7 @@ def test_invalid_bytes_are_located_by_line_and_byte(tmp_path):
         read(path)
 
 
+@pytest.mark.slow
 def test_a_line_without_an_end_is_bounded(tmp_path, monkeypatch):
     """The line of a gzip file of 70 KB has 70 MB; that of a sparse file takes no room on the disk."""
     path = tmp_path / "corpus.txt.gz"

@@ -16,6 +16,7 @@ import torch
 
 import normscope
 from normscope.errors import InputError
+from tests.one_text import decompose
 from tests.tiny import sentence_encoder
 
 TEXT = "The old bridge was closed, so we crossed the river."
@@ -60,7 +61,7 @@ def test_the_page_is_served_with_its_text_and_a_token(page, model):
         urllib.request.urlopen(page.url.partition("?")[0])
     status, answer = ask(page)
     assert status == 200
-    torch.testing.assert_close(ratios(answer), normscope.decompose(model, TEXT).ratios, rtol=1e-5, atol=0)
+    torch.testing.assert_close(ratios(answer), decompose(model, TEXT).ratios, rtol=1e-5, atol=0)
     shown = page._repr_html_()
     assert shown.startswith(f'<iframe src="{page.url.replace("&", "&amp;")}"')
     assert repr(page) == f"LivePage({model.name}, {page.url})"
@@ -161,11 +162,11 @@ def test_where_the_reader_is_elsewhere_the_static_explorer_is_shown(page, model,
     monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/me/")
     shown = page._repr_html_()
     assert page.url.partition("#")[0] not in shown.partition("Live page, once you forward its port")[0]
-    assert normscope.decompose(model, TEXT).explorer()._repr_html_()[:200] == shown[:200]
+    assert decompose(model, TEXT).explorer()._repr_html_()[:200] == shown[:200]
 
 
 def test_while_a_notebook_uses_the_model_the_page_says_so(page, model):
-    expected = normscope.decompose(model, TEXT).ratios
+    expected = decompose(model, TEXT).ratios
     status, answer = model.exclusively(lambda: ask(page))
     assert status == 200
     assert answer["error"].startswith("model: another call, or a loop over its blocks, is using it")

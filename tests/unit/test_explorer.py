@@ -223,7 +223,7 @@ def test_maps_through_the_whole_layer_are_those_of_the_observed_networks(model, 
     assert list(sentence.maps) == [*alone.maps, "atbff_n", "atbffres_n", "atbffresln_n"]
     assert set(sentence.maps) < set(MEASURES)
     observed = []
-    with Observer(model.model, model.layout, [1, 3], feed_forward=True) as observer:
+    with Observer(model.model, model.facts, [1, 3], feed_forward=True) as observer:
         inputs = exploration.collate([text.sequence], encoder).model_inputs()
         observer.run(inputs, lambda _: None, visit_feed_forward=lambda block: observed.append(block.pair_maps()))
     for stage in LAYER_STAGES["post"][1:]:

@@ -12,12 +12,14 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import normscope
-from normscope.api import picture
 from normscope.errors import InputError
+from normscope.reporting.page import explorer as report_explorer
 from normscope.reporting.page.explorer import payload
+from normscope.results import pictures
 from normscope.results.maps import pairs_table
 from normscope.rounding import number
 from tests.end_to_end.browser import needs_browser, opened
+from tests.one_text import attribute, attribution_maps, decompose, similarity
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS
 from tests.unit.test_explorer import unpacked
 
@@ -39,8 +41,8 @@ def data_of(page):
 
 
 def test_its_numbers_are_the_decompositions(model, explorer):
-    result = normscope.decompose(model, TEXT, heads=True)
-    pairs = pairs_table(explorer.sentences)
+    result = decompose(model, TEXT, heads=True)
+    pairs = pairs_table(explorer.maps)
     block = pairs[pairs["head"] == 0].reset_index(drop=True)
     for column in ("layer", "query", "key", "query_token", "key_token"):
         assert block[column].tolist() == result.pairs[column].tolist()
@@ -52,47 +54,28 @@ def test_its_numbers_are_the_decompositions(model, explorer):
         np.testing.assert_allclose(rows["attn_n"], result.head_maps["attn_n"][:, head - 1].flatten(), rtol=1e-5)
 
 
-def test_a_key_without_any_weight_contributes_nothing():
-    from normscope.maths.mixing import Method
-
-    weights = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]], dtype=torch.float64)
-    result = normscope.Decomposition(
-        tokens=("a", "b"),
-        key_tokens=("a", "b"),
-        maps={"attn_w": weights[:, 0], "attn_n": 3 * weights[:, 0]},
-        ratios=torch.zeros(1, 1, 2),
-        methods=(Method.ATTN_W,),
-        head_maps={"attn_w": weights, "attn_n": 3 * weights},
-    )
-    (sentence,) = result.explorer().sentences
-    assert sentence.norms.tolist() == [[[3.0, 0.0]]]
-    assert sentence.title == "a b"
-
-
 def test_without_heads_the_page_has_blocks_only(model):
-    (sentence,) = normscope.decompose(model, TEXT).explorer().sentences
+    (sentence,) = normscope.decompose(model, TEXT).explorer().maps
     assert sentence.heads == 0
     assert sentence.head_maps == {}
     assert sentence.maps["attn_w"].shape == sentence.maps["attn_n"].shape
 
 
 def test_it_shows_every_stage_of_the_layer(model):
-    result = normscope.decompose(model, TEXT, feed_forward=True)
-    page = result.explorer().page
+    result = decompose(model, TEXT, feed_forward=True)
+    page = result.result.explorer().page
     assert list(data_of(page)["sentences"][0]["maps"]) == [*result.maps]
     assert "atbffresln_n" in result.maps
     for name in ("atbffresln_n", "share"):
-        pd.testing.assert_series_equal(
-            pairs_table(result.explorer().sentences)[name], result.pairs[name], check_dtype=False
-        )
+        pd.testing.assert_series_equal(pairs_table(result.result.maps)[name], result.pairs[name], check_dtype=False)
 
 
 def test_many_texts_share_a_page(model):
     texts = normscope.decompose(model, ["The cat sat.", "A dog barked at it."])
     sentences = data_of(texts.explorer().page)["sentences"]
-    assert [sentence["queries"] for sentence in sentences] == [list(one.tokens) for one in texts]
-    with pytest.raises(InputError, match="at least one text"):
-        texts[:0].explorer()
+    assert [sentence["queries"] for sentence in sentences] == [list(one.queries) for one in texts.maps]
+    with pytest.raises(InputError, match="explorer: expected a result with token maps"):
+        normscope.Result().explorer()
 
 
 def test_cross_attention_has_two_sides(tokenizer):
@@ -113,8 +96,9 @@ METHODS = ["rollout", "alti", "decompx"]
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("level", ["token", "word"])
 def test_maps_through_all_layers_have_an_explorer(model, level):
-    maps = normscope.attribution_maps(model, TEXT, METHODS, level=level)
-    (sentence,) = maps.explorer().sentences
+    maps = attribution_maps(model, TEXT, METHODS, level=level)
+    explorer = maps["alti"].result.explorer()
+    (sentence,) = explorer.maps
     pairs = pairs_table([sentence])
     assert list(pairs.columns)[-len(METHODS) - 1 :] == [*METHODS, "sentence"]
     tokens = len(maps["alti"].tokens)
@@ -122,11 +106,7 @@ def test_maps_through_all_layers_have_an_explorer(model, level):
     for method in METHODS:
         expected = maps[method].cumulative[:, :, :tokens].ravel()
         np.testing.assert_allclose(pairs[method], expected, rtol=1e-5, atol=1e-7)  # float32
-    assert list(data_of(maps.explorer().page)["sentences"][0]["maps"]) == list(maps)
-    assert [*data_of(maps["alti"].explorer().page)["sentences"][0]["maps"]] == ["alti"]
-    assert maps["alti"]._repr_html_() in maps._repr_html_()
-    with pytest.raises(InputError, match="explorer: expected at least one map"):
-        type(maps)().explorer()
+    assert list(data_of(explorer.page)["sentences"][0]["maps"]) == list(maps)
 
 
 @pytest.mark.slow
@@ -134,8 +114,8 @@ def test_maps_of_a_translation_have_an_explorer(tokenizer):
     torch.manual_seed(0)
     config = AutoConfig.for_model(**STACK_CONFIGS["bart"] | {"vocab_size": len(tokenizer)})
     model = normscope.wrap(AutoModel.from_config(config), tokenizer, stack="cross")
-    found = normscope.attribution_maps(model, ("The cat sat on the mat.", "A dog."))
-    (sentence,) = data_of(found.explorer().page)["sentences"]
+    found = attribution_maps(model, ("The cat sat on the mat.", "A dog."))
+    (sentence,) = data_of(found["alti"].result.explorer().page)["sentences"]
     assert sentence["is_cross_attention"]
     assert sentence["keys"] == list(found["alti"].sources)
 
@@ -143,15 +123,15 @@ def test_maps_of_a_translation_have_an_explorer(tokenizer):
 @pytest.mark.slow
 @needs_browser
 def test_the_page_of_maps_draws_what_they_say(model, tmp_path):
-    maps = normscope.attribution_maps(model, TEXT, METHODS)
+    maps = attribution_maps(model, TEXT, METHODS)
     for method in METHODS:
-        maps[method].explorer().save(tmp_path / "map.html")
+        normscope.attribution_maps(model, TEXT, method).explorer().save(tmp_path / "map.html")
         shown, console = opened(tmp_path / "map.html")
         assert console == []
         seen = re.sub("<[^>]+>", "", re.search(r'class="lists">(.+?)</div>', shown, re.DOTALL)[1])
         row = maps[method].total[1, : len(maps[method].tokens)]
         assert seen.startswith(f"“{maps[method].tokens[1]}” receives from{maps[method].tokens[row.argmax()]}"), method
-    maps.explorer().save(tmp_path / "maps.html")
+    maps["alti"].result.explorer().save(tmp_path / "maps.html")
     shown, _ = opened(tmp_path / "maps.html")
     measures = re.search(r'<select[^>]*name="measure".+?</select>', shown, re.DOTALL)[0]
     assert re.findall(r'value="(\w+)"', measures) == METHODS
@@ -177,11 +157,11 @@ def assert_on_page(map_, page):
 def test_an_attributions_page_has_its_scores_and_effects(causal, direct):
     by = ["layer", "head", "token"]
     targets = [normscope.NextToken("cat"), normscope.NextToken("mat", position=2)]
-    found = normscope.attribute(causal, TEXT, targets, against="dog", by=by, direct=direct)
-    scores, layers, *heads = data_of(found.explorer().page)["sentences"]
+    found = attribute(causal, TEXT, targets, against="dog", by=by, direct=direct)
+    scores, layers, *heads = data_of(found[0].result.explorer().page)["sentences"]
     tokens = list(found[0].tokens)
     assert [scores["keys"], layers["keys"]] == [tokens, tokens]
-    assert scores["queries"] == layers["queries"] == [each._said for each in found]
+    assert scores["queries"] == layers["queries"] == [each.said for each in found]
     assert (scores["layers"], layers["layers"], len(heads)) == ([0], [1, 2, 3], 2)
     assert_on_page([[each.scores for each in found]], scores["maps"]["token_score"])
     rows, single, networks = [
@@ -213,8 +193,8 @@ def test_an_attributions_page_has_its_scores_and_effects(causal, direct):
 
 
 def test_effects_of_all_layers_together_are_beside_the_scores(causal):
-    found = normscope.attribute(causal, TEXT, normscope.NextToken("cat"), by=["head", "token"], direct=True)
-    (only,) = data_of(found.explorer().page)["sentences"]
+    found = attribute(causal, TEXT, normscope.NextToken("cat"), by=["head", "token"], direct=True)
+    (only,) = data_of(found.result.explorer().page)["sentences"]
     assert [*only["maps"]] == ["token_score", "attention", "network", "embeddings"]
     for part in ("attention", "network", "embeddings"):
         of_part = found.effects[found.effects["part"] == part].groupby("position")["value"].sum()
@@ -225,8 +205,8 @@ def test_effects_of_all_layers_together_are_beside_the_scores(causal):
 
 def test_an_answers_page_has_its_matrix_and_spans(causal):
     answer = normscope.Answer("the mat", matrix=True)
-    found = normscope.attribute(causal, "The cat sat.", answer, against="a dog", spans={"cat": (4, 7)})
-    scores, matrix, spans = data_of(found.explorer().page)["sentences"]
+    found = attribute(causal, "The cat sat.", answer, against="a dog", spans={"cat": (4, 7)})
+    scores, matrix, spans = data_of(found.result.explorer().page)["sentences"]
     assert_on_page([[found.scores]], scores["maps"]["token_score"])
     assert (matrix["queries"], matrix["keys"]) == (list(found.matrix.index), list(found.matrix))
     assert_on_page([found.matrix], matrix["maps"]["token_score"])
@@ -235,28 +215,27 @@ def test_an_answers_page_has_its_matrix_and_spans(causal):
 
 
 def test_several_texts_have_a_map_each(causal):
-    found = normscope.attribute(causal, ["The cat sat.", "A dog."], normscope.NextToken())
-    page = found.explorer().page
+    found = attribute(causal, ["The cat sat.", "A dog."], normscope.NextToken())
+    explorer = found[0].result.explorer()
+    page = explorer.page
     assert [each["keys"] for each in data_of(page)["sentences"]] == [list(each.tokens) for each in found]
     assert "<title>Attribution: " in page
-    assert repr(found.explorer()).startswith("Attribution, 2 maps;")
+    assert repr(explorer).startswith("Attribution, 2 maps;")
     assert "biases are left out" in page
     assert "predicts the next one" not in page
-    with pytest.raises(InputError, match="explorer: expected at least one attribution"):
-        found[:0].explorer()
 
 
 @pytest.mark.slow
 @needs_browser
 def test_the_page_of_an_attribution_draws_what_it_says(causal, tmp_path):
-    found = normscope.attribute(causal, TEXT, normscope.NextToken("cat"), by=["layer", "head", "token"])
-    found.explorer().save(tmp_path / "scores.html")
+    found = attribute(causal, TEXT, normscope.NextToken("cat"), by=["layer", "head", "token"])
+    found.result.explorer().save(tmp_path / "scores.html")
     shown, console = opened(tmp_path / "scores.html")
     assert console == []
     strongest = np.abs(found.scores).argmax()
     seen = html.unescape(re.sub("<[^>]+>", "", re.search(r'class="lists">(.+?)</div>', shown, re.DOTALL)[1]))
     name = found.tokens[strongest]
-    first = f"Largest values of “{found._said}”{name}"
+    first = f"Largest values of “{found.said}”{name}"
     sign = "\u2212" if found.scores[strongest] < 0 else "+"
     assert re.match(rf"{re.escape(first)}( \({strongest}\))?{re.escape(sign)}", seen)
     measures = re.search(r'<select[^>]*name="measure".+?</select>', shown, re.DOTALL)[0]
@@ -265,14 +244,14 @@ def test_the_page_of_an_attribution_draws_what_it_says(causal, tmp_path):
 
 
 def test_the_advice_for_a_page_that_is_too_large_names_what_was_asked(causal, monkeypatch):
-    found = normscope.attribute(causal, TEXT, normscope.NextToken("cat"), by=["layer", "head", "token"])
-    monkeypatch.setattr(picture, "_LARGEST", 20)
+    found = attribute(causal, TEXT, normscope.NextToken("cat"), by=["layer", "head", "token"])
+    monkeypatch.setattr(pictures, "_LARGEST", 20)
     with pytest.raises(InputError, match=r"fewer targets, or leave \"head\" out of by$"):
-        found.explorer()
+        found.result.explorer()
 
 
 def test_a_page_that_would_be_too_large_is_refused(model, monkeypatch):
-    monkeypatch.setattr(picture, "_LARGEST", 100)
+    monkeypatch.setattr(pictures, "_LARGEST", 100)
     with pytest.raises(InputError, match=r"explorer: expected at most 100 values .+, or leave out heads=True"):
         normscope.decompose(model, TEXT, heads=True).explorer()
     with pytest.raises(InputError, match=r"take shorter or fewer texts$"):
@@ -317,32 +296,32 @@ def test_the_frame_draws_in_its_sandbox(explorer, tmp_path):
         if match := re.search(r'<pre id="seen">(.+?)</pre>', shown):
             break
     seen = match[1]
-    pairs, start = pairs_table(explorer.sentences), payload(explorer.sentences)["start"]
-    opened_at = (pairs["head"] == start["head"]) & (pairs["layer"] == explorer.sentences[0].layers[start["layer"]])
+    pairs, start = pairs_table(explorer.maps), payload(explorer.maps)["start"]
+    opened_at = (pairs["head"] == start["head"]) & (pairs["layer"] == explorer.maps[0].layers[start["layer"]])
     row = pairs[opened_at & (pairs["query"] == 1)]
     first = row.loc[pd.Series(row["attn_n"]).idxmax()]
     assert seen.startswith(f"“{first['query_token']}” receives from{first['key_token']} ({first['key']})")
 
 
 @pytest.fixture(scope="module")
-def similarity(model):
-    return normscope.similarity(model, "The old cat slept.", TEXT, pooling="mean")
+def compared(model):
+    return similarity(model, "The old cat slept.", TEXT, pooling="mean")
 
 
-def test_a_pair_of_texts_in_a_page_has_the_numbers_of_the_similarity(similarity):
-    explorer = similarity.explorer()
+def test_a_pair_of_texts_in_a_page_has_the_numbers_of_the_similarity(compared):
+    explorer = compared.result.explorer()
     (pair,) = json.loads(re.search(r'id="pairs-data">(.+?)</script>', explorer.page)[1])["pairs"]
-    assert pair["tokens_a"] == list(similarity.tokens_a)
-    assert pair["tokens_b"] == list(similarity.tokens_b)
-    np.testing.assert_allclose(np.reshape(pair["values"], similarity.matrix.shape), similarity.matrix, rtol=1e-4)
+    assert pair["tokens_a"] == list(compared.tokens_a)
+    assert pair["tokens_b"] == list(compared.tokens_b)
+    np.testing.assert_allclose(np.reshape(pair["values"], compared.matrix.shape), compared.matrix, rtol=1e-4)
     assert "sandbox" in explorer._repr_html_()
-    assert repr(explorer).startswith(f"cosine similarity {number(similarity.value)}")
+    assert repr(explorer).startswith(f"cosine similarity {number(compared.value)}")
 
 
 @pytest.mark.slow
 @needs_browser
-def test_pointing_at_a_token_colours_the_other_text(similarity, tmp_path):
-    page = similarity.explorer().page
+def test_pointing_at_a_token_colours_the_other_text(compared, tmp_path):
+    page = compared.result.explorer().page
     point = """
 <script>
 const said = () => document.querySelector(".pair-hint").textContent;
@@ -365,15 +344,15 @@ document.body.append(pre);
     hint, sums_a, sums_b, total, said, own, partners, bars = json.loads(
         html.unescape(re.search(r'<pre id="seen">(.+?)</pre>', shown, re.DOTALL)[1])
     )
-    words = similarity.matrix[:-1, :-1]
+    words = compared.matrix[:-1, :-1]
     np.testing.assert_allclose([_number(each) for each in sums_a], words.sum(axis=1), rtol=6e-3, atol=2e-5)
     np.testing.assert_allclose([_number(each) for each in sums_b], words.sum(axis=0), rtol=6e-3, atol=2e-5)
     np.testing.assert_allclose([_number(each) for each in partners], words[1], rtol=6e-3, atol=2e-5)
     assert set(own) == {""}
     assert hint != said
-    assert similarity.tokens_a[1] in said
-    biases = abs(similarity.value - words.sum())
-    np.testing.assert_allclose([_number(part) for part in total], [similarity.value, words.sum(), biases], rtol=6e-3)
+    assert compared.tokens_a[1] in said
+    biases = abs(compared.value - words.sum())
+    np.testing.assert_allclose([_number(part) for part in total], [compared.value, words.sum(), biases], rtol=6e-3)
     values = np.array([_number(value) for value, *_ in bars])
     assert (values > 0).any()
     assert (values < 0).any(), "one list adds, the other subtracts"
@@ -388,7 +367,7 @@ DOCUMENTS = ["It rained in the town.", "The old dog slept.", *(f"There were {num
 @pytest.mark.slow
 @needs_browser
 def test_a_page_of_a_query_lists_its_documents_in_order(model, tmp_path):
-    found = normscope.similarity(model, "The old cat slept.", DOCUMENTS, pooling="mean")
+    found = similarity(model, "The old cat slept.", DOCUMENTS, pooling="mean")
     look = """
 <script>
 const pre = document.createElement("pre");
@@ -409,7 +388,7 @@ const [query, select] = [".query", "#pairs-root select"].map((place) => document
 pre.textContent = JSON.stringify([query.textContent, before, listed().map((item) => of(item).chosen), total, select.value]);
 document.body.append(pre);
 </script></body>"""
-    (tmp_path / "ranking.html").write_text(found.explorer().page.replace("</body>", look))
+    (tmp_path / "ranking.html").write_text(found.result.explorer().page.replace("</body>", look))
     shown, console = opened(tmp_path / "ranking.html")
     assert not [line for line in console if "ranking.html" in line]
     query, items, chosen, total, selected = json.loads(
@@ -445,11 +424,32 @@ document.body.append(pre);
 
 
 def test_pairs_without_a_query_are_not_listed_in_order(model):
-    found = normscope.similarity(model, DOCUMENTS[:2], DOCUMENTS[2:4], pooling="mean")
-    assert "ranking-root" not in found.explorer().page.partition("<script>")[0]
+    found = similarity(model, DOCUMENTS[:2], DOCUMENTS[2:4], pooling="mean")
+    assert "ranking-root" not in found.result.explorer().page.partition("<script>")[0]
 
 
 def _number(text):
     """The value of a number written for readers."""
     plain = text.translate(str.maketrans("\u2212⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "--0123456789"))
     return float(plain.replace("×10", "e") or 0)
+
+
+def test_a_page_says_what_does_not_fit(model, monkeypatch):
+    """Single heads go first, then the last queries, then further texts."""
+    found = normscope.decompose(model, ["The old cat slept.", TEXT, "A dog."], heads=True)
+    first, second, _ = found.maps
+    of_first = sum(values.size for values in first.maps.values())
+    row = sum(values.size for values in second.maps.values()) // len(second.queries)
+    monkeypatch.setattr(report_explorer, "_LARGEST", of_first + 2 * row)
+    shown, notes = report_explorer.within_limit(found.maps)
+    assert [len(each.queries) for each in shown] == [len(first.queries), 2]
+    assert [each.heads for each in shown] == [0, 0]
+    np.testing.assert_array_equal(shown[1].maps["attn_n"], second.maps["attn_n"][:, :2])
+    assert notes == [
+        "Text 1 is shown without individual heads.",
+        "Text 2 is shown without individual heads.",
+        f"Only the first 2 of {len(second.queries)} queries of text 2 fit on the page.",
+        "1 text does not fit on the page.",
+    ]
+    page = normscope.page(found)
+    assert all(note in page for note in notes)

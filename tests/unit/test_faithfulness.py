@@ -27,7 +27,7 @@ from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.predictor import Predictor
 from normscope.models.load.task_heads import Head
 from normscope.running.options import RunOptions
-from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model
+from tests.tiny import FAMILY_CONFIGS, facts_for, tiny_model
 
 
 def test_shares_are_rounded_up_but_not_because_of_floating_point():
@@ -95,7 +95,7 @@ def test_what_is_read_out_is_what_the_checkpoint_has_weights_for():
 
     def loaded(*kinds):
         heads = dict.fromkeys(kinds, model)
-        return LoadedModel(model, None, layout_of("gpt2"), "tiny", None, 9, load_head=heads.get)
+        return LoadedModel(model, None, facts_for("gpt2"), "tiny", None, 9, load_head=heads.get)
 
     both = loaded(Head.CLASS, Head.NEXT_TOKEN)
     assert readout_of(both, None)[0].predictor.kind is Head.CLASS
@@ -143,7 +143,7 @@ def test_losses_are_those_of_tokens_that_remain():
 )
 def test_what_is_not_defined_says_so_before_anything_is_loaded(family, stack, options, message):
     with pytest.raises(InputError, match=re.escape(message)) as error:
-        AttributionAnalysis.requirements(AttributionOptions(seed=0, **options), layout_of(family, stack))
+        AttributionAnalysis.requirements(AttributionOptions(seed=0, **options), facts_for(family, stack))
     assert str(error.value).startswith("analysis=attribution: ")
     assert "\n" not in str(error.value)
 
@@ -159,17 +159,17 @@ def test_what_is_not_defined_says_so_before_anything_is_loaded(family, stack, op
     ],
 )
 def test_what_translations_do_not_have_is_refused(options, message):
-    layout = layout_of("marian", "cross")
+    facts = facts_for("marian", "cross")
     with pytest.raises(InputError, match=re.escape(f"analysis.attribution.{message}")) as error:
-        AttributionAnalysis.requirements(AttributionOptions(seed=0, **options), layout)
+        AttributionAnalysis.requirements(AttributionOptions(seed=0, **options), facts)
     assert "model.stack=encoder" in str(error.value)
-    assert AttributionAnalysis.requirements(AttributionOptions(seed=0), layout).resources
+    assert AttributionAnalysis.requirements(AttributionOptions(seed=0), facts).resources
 
 
 @pytest.mark.parametrize(("family", "maps"), [("bert", 6), ("gpt2", 5), ("deberta-v2", 1), ("marian", 6)])
 def test_by_default_all_maps_that_a_family_defines(family, maps):
-    layout = layout_of(family, "encoder" if family == "marian" else None)
-    assert AttributionAnalysis.requirements(AttributionOptions(seed=0), layout).token_maps == maps
+    facts = facts_for(family, "encoder" if family == "marian" else None)
+    assert AttributionAnalysis.requirements(AttributionOptions(seed=0), facts).token_maps == maps
 
 
 def test_scores_that_follow_attention_weights_join_the_default_methods():

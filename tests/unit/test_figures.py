@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from normscope.api.picture import Picture
 from normscope.distribution import CHECKOUT
 from normscope.errors import InputError
 from normscope.reporting import drawing
@@ -21,6 +20,7 @@ from normscope.reporting.figures.word_maps import word_maps
 from normscope.reporting.options import Appearance, FigureFormat, FigureOptions, appearance
 from normscope.reporting.palette import MISSING
 from normscope.results.figures import Heatmaps, Lines, Scatter, WordMaps
+from normscope.results.pictures import Picture
 
 # Each of them, or a pair of them, is mathematics to matplotlib, and most of it is broken.
 HOSTILE = ["$", "$x$", "$x_{$", "$$", "\\$", "\\frac", "^_{}", "a\x00b", "\x1b[1m", "\ufffd", "<&>\"'"]

@@ -199,7 +199,7 @@ def check(figure: Figure, width: float, *, caption: bool = False, style: Mapping
 @pytest.mark.parametrize(
     ("name", "width"), [("lines", COLUMN), ("heat maps", PAGE), ("scatter", COLUMN), ("grid", PAGE)]
 )
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_no_text_overlaps_or_leaves_the_canvas(name, width):
     canvas = check(FIGURES[name], width)
     assert canvas.get_figwidth() == pytest.approx(width) or name == "large word maps"

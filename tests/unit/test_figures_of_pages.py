@@ -322,6 +322,7 @@ def test_heat_maps_hold_every_cell():
         assert axes.images[0].get_clim() == pytest.approx((-2.9, 2.9))
 
 
+@pytest.mark.spread(2)
 @pytest.mark.draws
 @pytest.mark.parametrize(
     ("values", "limits", "expected"), [(1.0, None, 1), (0.3, None, 0.3), (0.0, None, 1), (0.3, (0, 1), 1)]
@@ -448,6 +449,7 @@ TALL = Heatmaps(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_a_tall_figure_beside_text_is_drawn_across_the_page_as_well():
     element = figure_element(TALL, "tall", first=True)

@@ -98,7 +98,7 @@ def test_small_files_of_encoders_are_checked(folder, name, content):
         {"vocab_size": 10**9},
         {"max_position_embeddings": 10**9},
         {"type_vocab_size": 10**9},
-        {"num_hidden_layers": 9_999},
+        pytest.param({"num_hidden_layers": 9_999}, marks=pytest.mark.slow),
         {"num_hidden_layers": 10**9},
         {"num_attention_heads": 10**9},
         {"num_labels": 10**9},
@@ -135,7 +135,10 @@ def test_a_key_is_bounded_by_what_it_means(tmp_path):
         ("gpt2", {"n_layer": 10**12}, "to 10,000 for n_layer, got"),
         ("llava", {"text_config": {"model_type": "gpt2", "n_layer": 10**12}}, "to 10,000 for n_layer, got"),
         # No name that all families share.
-        ("bart", {"decoder_layers": 10**12, "d_model": 16, "decoder_ffn_dim": 4}, "at most 200,000 modules"),
+        pytest.param(
+            *("bart", {"decoder_layers": 10**12, "d_model": 16, "decoder_ffn_dim": 4}, "at most 200,000 modules"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_is_repeated_too_often_is_refused_at_once(tmp_path, monkeypatch, family, values, line):

@@ -15,6 +15,7 @@ from transformers import AutoModelForMaskedLM
 
 import normscope
 from normscope.errors import InputError
+from tests.one_text import attribute, attribution_maps, decompose
 from tests.tiny import saved_with_head
 
 pytestmark = [
@@ -82,7 +83,7 @@ def in_thread(call):
 
 
 def ratios(model):
-    return normscope.decompose(model, TEXT).ratios.tolist()
+    return decompose(model, TEXT).ratios.tolist()
 
 
 class Decomposed(torch.utils.data.Dataset):
@@ -106,8 +107,8 @@ def test_workers_of_a_loader_decompose_while_another_thread_does(model):
 
 CALLS = {
     "decompose": ratios,
-    "attribute": lambda model: normscope.attribute(model, TEXT, normscope.MaskedToken("bridge")).scores.tolist(),
-    "maps": lambda model: normscope.attribution_maps(model, TEXT, ["alti"])["alti"].cumulative.tolist(),
+    "attribute": lambda model: attribute(model, TEXT, normscope.MaskedToken("bridge")).scores.tolist(),
+    "maps": lambda model: attribution_maps(model, TEXT, ["alti"])["alti"].cumulative.tolist(),
 }
 
 
@@ -193,7 +194,7 @@ def test_a_fork_in_a_loop_over_blocks_finds_the_model_free(model):
 @pytest.mark.slow
 def test_a_fork_inside_a_call_of_ones_own_goes_on_with_it(model):
     """The child is in the middle of the same call."""
-    alone = normscope.attribute(model, TEXT, lambda hidden: hidden[0, 0]).scores.tolist()
+    alone = attribute(model, TEXT, lambda hidden: hidden[0, 0]).scores.tolist()
     ours, its = multiprocessing.Pipe(duplex=False)
     parent = os.getpid()
 
@@ -203,7 +204,7 @@ def test_a_fork_inside_a_call_of_ones_own_goes_on_with_it(model):
         return hidden[0, 0]
 
     try:
-        found = normscope.attribute(model, TEXT, forking).scores.tolist()
+        found = attribute(model, TEXT, forking).scores.tolist()
         if os.getpid() != parent:
             its.send(found)
     finally:

@@ -40,6 +40,7 @@ def figures():
     }
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("name", figures())
 def test_every_figure_can_be_drawn_and_read(name):
     figure = figures()[name]
@@ -52,8 +53,8 @@ def test_every_figure_can_be_drawn_and_read(name):
 
 
 @pytest.fixture(scope="module")
-def result():
-    return normscope.run("mixing", texts=["A short text.", "And another one."])
+def result(saved_model):
+    return normscope.run("mixing", model=saved_model, texts=["A short text.", "And another one."])
 
 
 def test_pages_of_odd_names_are_written(result, tmp_path):
@@ -66,7 +67,7 @@ def test_pages_of_odd_names_are_written(result, tmp_path):
         page = normscope.page(results, tmp_path / "page.html")
         assert not re.search("[\0-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe]", page)
         assert r"\x1b[31m" in page
-    assert r"\x1b[31m" in " ".join(normscope.compare([result, odd]))
+    assert r"\x1b[31m" in " ".join(normscope.compare([result, odd]).sentences)
 
 
 @pytest.mark.parametrize("given", ["abc", b"abc", None, 3, [], {}, [1], [None], range(10**12), {"a": 1}])

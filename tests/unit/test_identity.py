@@ -1,6 +1,7 @@
 """What a run is follows from what it measured: weights, texts and seeds. Names of models, folders and texts only label it."""
 
 import dataclasses
+import functools
 import itertools
 import re
 import shutil
@@ -48,24 +49,31 @@ def measured(model, texts=TEXTS, **options):
     return normscope.run("mixing", model=model, texts=texts, **options)
 
 
+@pytest.fixture(scope="module")
+def of_folder(folders):
+    """A run of a model by the name of its folder, made once."""
+    return functools.cache(lambda name: measured(folders / name))
+
+
 def identity(result):
     return result.facts["model_sha256"], result.facts["texts_digest"]
 
 
-def test_weights_and_texts_are_the_same_whichever_way_they_came(folders, tokenizer):
-    expected = identity(measured(folders / "base"))
+def test_weights_and_texts_are_the_same_whichever_way_they_came(folders, of_folder, tokenizer):
+    expected = identity(of_folder("base"))
     bare, headed = (kind.from_pretrained(folders / "base") for kind in (AutoModel, AutoModelForMaskedLM))
     assert identity(measured(bare, tokenizer=tokenizer)) == expected
     assert identity(measured(headed, TEXTS[::-1], tokenizer=tokenizer, batch_tokens=16)) == expected, "in another order"
-    assert identity(measured(folders / "step-32")) == expected
-    assert identity(measured(folders / "tuned"))[0] == identity(measured(folders / "step-0"))[0] != expected[0]
+    assert identity(of_folder("step-32")) == expected
+    assert identity(of_folder("tuned"))[0] == identity(of_folder("step-0"))[0] != expected[0]
     assert identity(measured(bare, OTHERS, tokenizer=tokenizer))[0] == expected[0]
     assert identity(measured(bare, [*TEXTS, TEXTS[0]], tokenizer=tokenizer))[1] != expected[1], "a text twice"
     masked = measured(bare, tokenizer=tokenizer, mask_fraction=0.3)
     assert identity(masked) == expected, "which tokens are masked is a matter of the seed"
-    assert masked.metrics != measured(bare, tokenizer=tokenizer).metrics
+    assert masked.metrics != of_folder("base").metrics
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("change", ["negated", "transposed", "swapped", "buffers"])
 def test_every_change_of_weights_shows(saved_model, change):
     model = AutoModel.from_pretrained(saved_model).double()
@@ -112,9 +120,9 @@ def test_random_weights_are_known_by_how_they_were_made(saved_model, tokenizer):
     assert measured(saved_model).facts["weights_from"] == "files"
 
 
-def test_folders_are_compared_by_their_weights_whatever_they_are_called(folders):
-    plain, steps = ([measured(folders / name) for name in pair] for pair in (("base", "tuned"), ("step-32", "step-0")))
-    (sentence,), (same,) = map(normscope.compare, (plain, steps))
+def test_folders_are_compared_by_their_weights_whatever_they_are_called(of_folder):
+    plain, steps = ([of_folder(name) for name in pair] for pair in (("base", "tuned"), ("step-32", "step-0")))
+    (sentence,), (same,) = (normscope.compare(runs).sentences for runs in (plain, steps))
     assert sentence.startswith("tuned differs from base in ")
     assert same.replace("step 0", "tuned").replace("step 32", "base") == sentence
     assert "furthest apart in layer" in sentence
@@ -128,28 +136,31 @@ def test_neither_other_texts_nor_other_weights_are_seeds(saved_model, tokenizer)
     one, texts, weights = (
         measured(each, read, tokenizer=tokenizer) for each, read in ((model, TEXTS), (model, OTHERS), (other, TEXTS))
     )
-    (sentence,) = normscope.compare([one, texts])
+    (sentence,) = normscope.compare([one, texts]).sentences
     assert re.match(
         r"texts=\w{8} \(run 1\) differs from texts=\w{8} \(run 0\) |No detectable difference between texts=", sentence
     )
     assert "over sequences that are not the same" in sentence
-    (sentence,) = normscope.compare([one, weights])
+    (sentence,) = normscope.compare([one, weights]).sentences
     assert re.match(r"weights=\w{8} \(run 1\) differs from weights=\w{8} \(run 0\) in ", sentence)
-    told = normscope.compare([one, texts, weights])
+    told = normscope.compare([one, texts, weights]).sentences
     assert not any("seeds" in sentence for sentence in told)
 
 
-def test_the_same_run_under_other_names_counts_once(folders, tokenizer):
-    one, two = measured(folders / "base"), measured(AutoModel.from_pretrained(folders / "step-32"), tokenizer=tokenizer)
+def test_the_same_run_under_other_names_counts_once(folders, of_folder, tokenizer):
+    one, two = of_folder("base"), measured(AutoModel.from_pretrained(folders / "step-32"), tokenizer=tokenizer)
     told = "Runs 0 and 1 measured the same weights, texts and seeds in the same way: they count once."
-    assert normscope.compare([one, two]) == [told]
-    tuned = measured(folders / "tuned")
-    assert normscope.compare([one, two, tuned])[0] == told
-    assert normscope.compare([one, two, tuned])[1] == normscope.compare([one, tuned])[0]
+    assert normscope.compare([one, two]).sentences == [told]
+    tuned = of_folder("tuned")
+    assert normscope.compare([one, two, tuned]).sentences[0] == told
+    assert normscope.compare([one, two, tuned]).sentences[1] == normscope.compare([one, tuned]).sentences[0]
     changed = dataclasses.replace(two, metrics={name: value * 1.1 for name, value in two.metrics.items()})
-    assert "they count once" not in normscope.compare([one, changed])[0], "something differs that no fact shows"
+    assert "they count once" not in normscope.compare([one, changed]).sentences[0], (
+        "something differs that no fact shows"
+    )
 
 
+@pytest.mark.slow
 def test_pairs_are_the_same_texts_whichever_analyses_read_them(saved_model):
     """As one sequence, as two, or both: what two runs have both read decides."""
     encoder = SentenceTransformer(modules=[Transformer(str(saved_model)), Pooling(24)], device="cpu")
@@ -166,22 +177,24 @@ def test_pairs_are_the_same_texts_whichever_analyses_read_them(saved_model):
     }
     assert read["both"].facts["compared"]["texts_digest"] == read["similarity"].facts["texts_digest"]
     told = "Runs 0 and 1 measured the same weights, texts and seeds in the same way: they count once."
-    assert normscope.compare([read["mixing"], read["both"]]) == [told]
-    assert normscope.compare([read["similarity"], read["both"]]) == [told]
-    assert normscope.compare([read["mixing"], read["similarity"]]) == [], "two parts of one run"
+    assert normscope.compare([read["mixing"], read["both"]]).sentences == [told]
+    assert normscope.compare([read["similarity"], read["both"]]).sentences == [told]
+    assert normscope.compare([read["mixing"], read["similarity"]]).sentences == [], "two parts of one run"
     for name in ("mixing", "similarity", "both"):
-        assert "texts=" in normscope.compare([read[name], read["others"]])[0]
+        assert "texts=" in normscope.compare([read[name], read["others"]]).sentences[0]
 
 
+@pytest.mark.slow
 def test_seeds_are_those_from_which_weights_were_drawn(saved_model):
     drawn = [measured(normscope.load(saved_model, random_init=True, seed=seed, device="cpu")) for seed in (0, 1, 2, 2)]
-    sentences = normscope.compare(drawn)
+    sentences = normscope.compare(drawn).sentences
     assert sentences[0].startswith("Runs 2 and 3 measured the same")
     assert " over 3 seeds (95% interval " in sentences[1]
-    (sentence,) = normscope.compare([measured(saved_model), drawn[0]])
+    (sentence,) = normscope.compare([measured(saved_model), drawn[0]]).sentences
     assert sentence.startswith("Whether model.random_init=true differs from model.random_init=false cannot be tested")
 
 
+@pytest.mark.slow
 def test_a_sweep_of_layers_of_several_models_is_no_story(saved_model, tokenizer):
     """Nobody said that these are different models but their weights."""
     models = [AutoModel.from_pretrained(saved_model) for _ in range(3)]
@@ -190,25 +203,26 @@ def test_a_sweep_of_layers_of_several_models_is_no_story(saved_model, tokenizer)
             for parameter in model.parameters():
                 parameter.mul_(factor)
     several = [measured(model, tokenizer=tokenizer, layers=[layer]) for layer, model in enumerate(models, start=1)]
-    assert not normscope.compare(several)[0].startswith("From layer 1")
-    assert " at layer 1" not in normscope.compare(several)[0]
+    assert not normscope.compare(several).sentences[0].startswith("From layer 1")
+    assert " at layer 1" not in normscope.compare(several).sentences[0]
     alone = [measured(models[0], tokenizer=tokenizer, layers=[layer]) for layer in (1, 2, 3)]
-    assert re.search(r"at layer 1|From layer 1", normscope.compare(alone)[0])
+    assert re.search(r"at layer 1|From layer 1", normscope.compare(alone).sentences[0])
 
 
+@pytest.mark.slow
 def test_options_of_an_analysis_are_no_seeds(saved_model):
     runs = [normscope.run("outliers", model=saved_model, texts=TEXTS, threshold=value) for value in (1.0, 2.0)]
-    assert not any("seeds (95%" in sentence for sentence in normscope.compare(runs))
+    assert not any("seeds (95%" in sentence for sentence in normscope.compare(runs).sentences)
 
 
-def test_runs_without_these_facts_claim_nothing(folders):
-    old = [measured(folders / name) for name in ("base", "base")]
+def test_runs_without_these_facts_claim_nothing(of_folder):
+    old = [of_folder("base")] * 2
     new = ("model_sha256", "texts_digest", "weights_from", "weights_seed", "heads_sha256", "config_sha256", "training")
     old = [
         dataclasses.replace(run, facts={name: value for name, value in run.facts.items() if name not in new})
         for run in old
     ]
-    (sentence,) = normscope.compare(old)
+    (sentence,) = normscope.compare(old).sentences
     assert "equal up to rounding" in sentence
     assert "seeds" not in sentence
 

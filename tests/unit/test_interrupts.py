@@ -17,17 +17,16 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoModelForSequenceC
 
 import normscope
 from normscope.api.training import _own_forward
-from normscope.attribution.passes import held_pass, held_translation
+from normscope.attribution.passes import held_translation
 from normscope.errors import InputError
-from normscope.models.infer.layouts import layout_of_model
-from normscope.models.observe.observer import Observer
-from tests.tiny import FAMILY_CONFIGS, INPUTS, STACK_CONFIGS, layout_of, tiny_model
+from tests.one_text import attribute, attribution_maps, decompose
+from tests.tiny import INPUTS, STACK_CONFIGS, tiny_model
 from tests.unit.test_wrapping import PAIR, STACKS, TEXT, in_memory, same
 
 OURS = Path(normscope.__file__).parent
 CHANGING = (
-    *("api/arguments.py", "attribution/passes.py", "linear/rules.py"),
-    *("models/observe/exclusive.py", "models/load/loaded.py", "models/observe/observer.py", "models/infer/trace.py"),
+    *("api/arguments.py", "attribution/passes.py", "linear/blocks.py", "linear/layer_calls.py", "linear/rules.py"),
+    *("models/observe/exclusive.py", "models/load/loaded.py", "models/observe/observer.py"),
 )
 FILES = {str(OURS / name) for name in CHANGING}
 """Where models are changed, and left as they were."""
@@ -50,25 +49,6 @@ def state(*models):
     }
 
 
-CONTEXTS = {
-    "observer": lambda model, layout: Observer(model, layout, feed_forward=True),
-    "pass": lambda model, layout: passed(model, layout),
-    "trace": lambda model, _layout: traced(model),
-}
-
-
-@contextlib.contextmanager
-def traced(model):
-    layout_of_model(model)
-    yield
-
-
-@contextlib.contextmanager
-def passed(model, layout):
-    held_pass(model, layout, INPUTS, parts=True)
-    yield
-
-
 @contextlib.contextmanager
 def interrupted(monkeypatch, number):
     """Interrupts before the registration of a hook, by its number from 0; yields how many came before."""
@@ -84,25 +64,6 @@ def interrupted(monkeypatch, number):
 
             patch.setattr(nn.Module, name, counted)
         yield
-
-
-@pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("family", ["bert", "deberta-v2", "llama", "olmo2"])
-@pytest.mark.spread(2)
-def test_an_interrupt_while_hooks_are_registered_leaves_none(context, family, monkeypatch):
-    model, layout = tiny_model(FAMILY_CONFIGS[family], torch.float64), layout_of(family)
-    before = state(model)
-    for number in itertools.count():
-        with interrupted(monkeypatch, number):
-            try:
-                with CONTEXTS[context](model, layout):
-                    pass
-            except Interrupt:
-                assert state(model) == before, number
-            else:
-                break
-    assert number >= {"observer": 15, "pass": 5, "trace": 20}[context]
-    assert state(model) == before
 
 
 @pytest.mark.parametrize("family", ["bart", "umt5"])
@@ -212,11 +173,11 @@ def first_block(model):
 
 
 CALLS = {
-    "decompose": lambda model: normscope.decompose(model, TEXT, feed_forward=True),
+    "decompose": lambda model: decompose(model, TEXT, feed_forward=True),
     "observe": lambda model: [block.layer for block in normscope.observe(model, TEXT)],
     "leave": lambda model: first_block(model),
-    "attribute": lambda model: normscope.attribute(model, TEXT, 0),
-    "maps": lambda model: normscope.attribution_maps(model, TEXT, ["alti"]),
+    "attribute": lambda model: attribute(model, TEXT, 0),
+    "maps": lambda model: attribution_maps(model, TEXT, ["alti"]),
 }
 
 
@@ -226,12 +187,12 @@ CALLS = {
 def test_a_call_that_is_interrupted_anywhere_can_be_made_again(name, at_most, tokenizer):
     wrapped = normscope.wrap(in_memory(AutoModelForSequenceClassification, "bert", tokenizer), tokenizer)
     call = CALLS[name]
-    expected = normscope.decompose(wrapped, TEXT)
+    expected = decompose(wrapped, TEXT)
     call(wrapped)
     before = state(wrapped.model, wrapped.classifier)
     for where in interrupts(lambda: call(wrapped), at_most):
         assert left_by(wrapped, wrapped.model, wrapped.classifier) == before, where
-    same(expected, normscope.decompose(wrapped, TEXT))
+    same(expected, decompose(wrapped, TEXT))
 
 
 # Threads.
@@ -269,11 +230,11 @@ def test_a_call_on_a_model_that_another_thread_uses_is_refused(stack, tokenizer)
     else:
         model, text = in_memory(AutoModelForSeq2SeqLM, "bart", tokenizer), PAIR
     wrapped, second = (normscope.wrap(model, tokenizer, stack=stack) for _ in range(2))
-    expected = normscope.decompose(wrapped, text, heads=True)
+    expected = decompose(wrapped, text, heads=True)
     refused = {
-        "decompose": lambda: normscope.decompose(wrapped, text),
+        "decompose": lambda: decompose(wrapped, text),
         "observe": lambda: next(normscope.observe(wrapped, text)),
-        "maps": lambda: normscope.attribution_maps(wrapped, text, "alti"),
+        "maps": lambda: attribution_maps(wrapped, text, "alti"),
         "run": lambda: normscope.run("norms", model=wrapped, texts=[text]),
     }
 
@@ -284,27 +245,27 @@ def test_a_call_on_a_model_that_another_thread_uses_is_refused(stack, tokenizer)
         for call in refused.values():
             with pytest.raises(InputError, match=USE):
                 call()
-        same(normscope.decompose(second, text, heads=True), expected)  # wrapped a second time
+        same(decompose(second, text, heads=True), expected)  # wrapped a second time
     assert used == [wrapped.name]
-    same(normscope.decompose(wrapped, text, heads=True), expected)
+    same(decompose(wrapped, text, heads=True), expected)
 
 
 @pytest.mark.slow
 def test_of_calls_at_the_same_time_one_is_answered(tokenizer):
     """The others are refused or come after it; whoever is answered gets the numbers that it gets alone."""
     wrapped = normscope.wrap(in_memory(AutoModel, "bert", tokenizer), tokenizer)
-    expected = normscope.decompose(wrapped, TEXT, heads=True)
+    expected = decompose(wrapped, TEXT, heads=True)
     barrier, answered, refused = threading.Barrier(4, timeout=60), [], []
 
-    def decompose():
+    def decomposing():
         for _ in range(10):
             barrier.wait()
             try:
-                answered.append(normscope.decompose(wrapped, TEXT, heads=True))
+                answered.append(decompose(wrapped, TEXT, heads=True))
             except InputError as error:
                 refused.append(str(error))
 
-    threads = [threading.Thread(target=decompose, daemon=True) for _ in range(4)]
+    threads = [threading.Thread(target=decomposing, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -323,21 +284,21 @@ def test_a_call_inside_another_one_is_refused(tokenizer):
     wrapped = normscope.wrap(in_memory(AutoModel, "bert", tokenizer), tokenizer)
     for block in normscope.observe(wrapped, TEXT):
         with pytest.raises(InputError, match=USE):
-            normscope.decompose(wrapped, TEXT)
+            decompose(wrapped, TEXT)
         with pytest.raises(InputError, match=USE):
             next(normscope.observe(wrapped, TEXT))
         last = block.layer
     assert last == wrapped.layers
     with pytest.raises(InputError, match=USE):
-        normscope.attribute(wrapped, TEXT, lambda hidden: normscope.decompose(wrapped, TEXT) or hidden[0, 0])
+        attribute(wrapped, TEXT, lambda hidden: decompose(wrapped, TEXT) or hidden[0, 0])
     blocks = normscope.observe(wrapped, TEXT)
     next(blocks)
     blocks.close()
-    normscope.decompose(wrapped, TEXT)
+    decompose(wrapped, TEXT)
     blocks = normscope.observe(wrapped, TEXT)
     next(blocks)
     del blocks
-    normscope.decompose(wrapped, TEXT)
+    decompose(wrapped, TEXT)
 
 
 @pytest.mark.parametrize(("family", "stack"), STACKS[:3])
@@ -346,5 +307,5 @@ def test_an_interrupted_pass_of_a_stack_leaves_nothing(family, stack, tokenizer)
     wrapped = normscope.wrap(in_memory(AutoModelForSeq2SeqLM, family, tokenizer), tokenizer, stack=stack)
     text = TEXT if stack == "encoder" else PAIR
     before = state(wrapped.model)
-    for where in interrupts(lambda: normscope.decompose(wrapped, text), 20):
+    for where in interrupts(lambda: decompose(wrapped, text), 20):
         assert left_by(wrapped, wrapped.model) == before, where

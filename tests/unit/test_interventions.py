@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from normscope.models.load.interventions import Ablation, InterventionRunner
-from normscope.models.observe.text_check import TextCheck
+from normscope.models.observe.check import PartsCheck
 from tests.oracles import specimens
 from tests.oracles.specimens import Specimen
 
@@ -46,7 +46,7 @@ def test_losses_under_ablation_are_those_of_a_whole_pass(name, monkeypatch):
             values = {layer: torch.tensor([7.0, -8.0]).double() for layer in range(start, 4)}
             handles = [module.register_forward_pre_hook(_replace) for module in layers[start - 1 :]]
             with monkeypatch.context() as patched:
-                patched.setattr(TextCheck, "begin", lambda *_: None)  # which notices the hooks
+                patched.setattr(PartsCheck, "begin", lambda *_: None)  # which notices the hooks
                 expected = runner.unchanged(batch, lambda _block: None).loss
             for handle in handles:
                 handle.remove()

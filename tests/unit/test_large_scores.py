@@ -8,10 +8,10 @@ from normscope.maths.attention import attention
 from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.masks import Mask, Visibility
 from normscope.models.observe.attention_function import attention_by
+from normscope.models.observe.check import Check, Difference, PartsCheck
 from normscope.models.observe.observer import Observer
-from normscope.models.observe.text_check import Check
 from normscope.models.prove.verification import verify
-from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, facts_for, tiny_model, token_batch
 
 AGREED = 2e-5
 """By how much transformers' own eager and fused attention differ at most for the models below (relative)."""
@@ -68,7 +68,7 @@ def test_every_form_of_the_weights_is_that_of_a_softmax(size, causal, sinks):
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_models_with_large_scores_are_exact_in_float32(family, factor):
     model = tiny_model(FAMILY_CONFIGS[family], torch.float32)
-    layout = layout_of(family, None, model.config)
+    facts = facts_for(family, None, model.config)
     for layer in model.encoder.layer if family == "bert" else model.layers:
         (layer.attention.self.query if family == "bert" else layer.self_attn.q_proj).weight.data.mul_(factor)
     inputs = token_batch(model, (20, 9))
@@ -78,9 +78,9 @@ def test_models_with_large_scores_are_exact_in_float32(family, factor):
             with attention_by(model, implementation):
                 outputs.append(model(**inputs).last_hidden_state[inputs["attention_mask"].bool()])
     assert ((outputs[0] - outputs[1]).norm(dim=-1) / outputs[0].norm(dim=-1)).max() < AGREED
-    assert verify(model, layout, family).error < AGREED
+    assert verify(model, facts, family).error < AGREED
     errors = []
-    with Observer(model, layout) as observer:
+    with Observer(model, facts) as observer:
         require = observer.check.require
         observer.check.require = lambda found, scores: (errors.extend(found), require(found, scores))
         observer.run(inputs, lambda _block: None, check=Check.TEXTS)
@@ -91,11 +91,11 @@ def test_models_with_large_scores_are_exact_in_float32(family, factor):
 def test_a_refusal_that_precision_explains_says_so():
     """And one that it does not explain keeps its reason."""
     model = tiny_model(FAMILY_CONFIGS["bert"], torch.float32)
-    with Observer(model, layout_of("bert")) as observer:
-        refusal = observer.check.refusal
-        assert "scores as large as 4,000 are too large for its precision: set device.dtype=float64" in refusal(
-            "the sum of αf(x) of layer 1", 3e-4, 4000.0
-        )
-        assert "float64" not in refusal("the sum of αf(x) of layer 1", 0.5, 4000.0)
-        with pytest.raises(InputError, match=r"too large for its precision: set device\.dtype=float64"):
-            raise InputError(refusal("the value of layer 1", 2e-4, 20000.0))
+    check = PartsCheck(model, facts_for("bert"))
+    for error, explained in ((3e-4, True), (0.5, False)):
+        found = Difference(1, "sum of αf(x)", error)
+        with pytest.raises(InputError, match=r"the sum of αf\(x\) of layer 1 differs by") as refused:
+            check.require([found], {1: torch.tensor(4000.0)})
+        reason = "scores as large as 4,000 are too large for its precision: set device.dtype=float64"
+        assert (reason in str(refused.value)) is explained
+        assert ("float64" in str(refused.value)) is explained

@@ -11,9 +11,9 @@ from normscope.errors import InputError
 from normscope.maths.contributions import cosine_distance, row_normalised
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.observer import Observer
-from normscope.models.sites.block_modules import bind_blocks
+from tests.family_modules import parts_of
 from tests.oracles.networks import network_blocks
-from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, facts_for, tiny_model, token_batch
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
 POSITIONS = ("bert", "gpt2", "gpt_neox", "olmo2", "llama")
@@ -21,12 +21,12 @@ LENGTHS = (7, 4)
 
 
 def model_of(model_type):
-    return tiny_model(FAMILY_CONFIGS[model_type], torch.float64), layout_of(model_type)
+    return tiny_model(FAMILY_CONFIGS[model_type], torch.float64), facts_for(model_type)
 
 
 def blocks_of(model_type):
-    model, layout = model_of(model_type)
-    return network_blocks(model, layout, token_batch(model, LENGTHS))
+    model, facts = model_of(model_type)
+    return network_blocks(model, facts, token_batch(model, LENGTHS))
 
 
 def explicit_pairs(block):
@@ -93,7 +93,7 @@ def test_value_zeroing_is_the_model_run_again_without_one_value(model_type):
 
     Falcon adds what attention gives to what its network gives, in place.
     """
-    model, layout = model_of(model_type)
+    model, facts = model_of(model_type)
     inputs = token_batch(model, LENGTHS)
     changes, blocks = [], []
 
@@ -101,10 +101,10 @@ def test_value_zeroing_is_the_model_run_again_without_one_value(model_type):
         changes.append(changes_without_values(block))
         blocks.append(block)
 
-    with Observer(model, layout, feed_forward=True) as observer:
+    with Observer(model, facts, feed_forward=True) as observer:
         observer.run(inputs, lambda _block: None, None, visit)
     tokens = inputs["attention_mask"].bool()
-    for modules, block, got in zip(bind_blocks(model, layout), blocks, changes, strict=True):
+    for modules, block, got in zip(parts_of(model), blocks, changes, strict=True):
         expected = []
         weights, value = block.attention.weights, block.attention.value
         for token in range(tokens.shape[1]):
@@ -141,18 +141,18 @@ def _layer_with(model, inputs, modules, contexts):
 
 
 def test_maps_past_a_convolution_are_refused():
-    model, layout = model_of("deberta-v2")
+    model, facts = model_of("deberta-v2")
     with pytest.raises(InputError, match="a convolution beside its first layer mixes tokens past attention"):
-        model_maps(model, layout, token_batch(model, LENGTHS), [MapMethod.ALTI])
+        model_maps(model, facts, token_batch(model, LENGTHS), [MapMethod.ALTI])
 
 
 def test_a_text_without_values_has_rows_of_zeros():
     """Without values no token changes anything: rows of zeros, not of noise."""
-    model, layout = model_of("bert")
-    for modules in bind_blocks(model, layout):
-        torch.nn.init.zeros_(modules.heads.value.weight)
-        torch.nn.init.zeros_(modules.heads.value.bias)
-    maps = model_maps(model, layout, token_batch(model, (5,)), [MapMethod.VALUE_ZEROING])
+    model, facts = model_of("bert")
+    for modules in parts_of(model):
+        torch.nn.init.zeros_(modules.value.weight)
+        torch.nn.init.zeros_(modules.value.bias)
+    maps = model_maps(model, facts, token_batch(model, (5,)), [MapMethod.VALUE_ZEROING])
     assert (maps[MapMethod.VALUE_ZEROING].total == 0).all()
 
 

@@ -13,6 +13,7 @@ from normscope.live.texts import Limit, messages_of, read, units_of
 from normscope.models.load.text_batches import roles_of
 from normscope.rounding import number
 from tests.end_to_end.shell import run_here
+from tests.one_text import attribute, decompose
 from tests.tiny import saved_with_head, with_chat_template
 from tests.unit.test_live_server import asked, client_of
 
@@ -65,7 +66,7 @@ def test_messages_begin_with_their_roles(text, expected):
 @pytest.mark.parametrize("level", ["token", "word"])
 def test_maps_have_roles_and_places(client, model, level):
     found = asked(client, text=TYPED, chat="1", level=level)
-    expected = normscope.decompose(model, MESSAGES, level=level)
+    expected = decompose(model, MESSAGES, level=level)
     assert found["tokens"] == [*expected.tokens]
     np.testing.assert_allclose(found["by_layer"]["ratios"], expected.ratios, rtol=1e-5)
     roles = found["roles"]
@@ -88,14 +89,14 @@ def test_predictions_are_those_of_the_conversation(client, model):
     found = asked(client, "prediction", text=TYPED, chat="1")
     best, second = (name for name, _ in found["choices"][:2])
     assert (found["target"], found["against"]) == (best, second)
-    expected = normscope.attribute(model, MESSAGES, normscope.NextToken(best), against=second)
+    expected = attribute(model, MESSAGES, normscope.NextToken(best), against=second)
     np.testing.assert_allclose(found["scores"], expected.scores, rtol=1e-5)
     assert found["value"] == expected.target
-    assert found["sum"] == expected._sum
+    assert found["sum"] == expected.sentence
     assert set(expected.spans) == {"system", "user", "assistant", "template"}
     assert "by span" not in asked(client, "prediction", text=TYPED)["sum"]
     before = asked(client, side=1, text=TYPED, before="user: We swam.", chat="1")
-    assert before["tokens"] == [*normscope.decompose(model, [{"role": "user", "content": "We swam."}]).tokens]
+    assert before["tokens"] == [*decompose(model, [{"role": "user", "content": "We swam."}]).tokens]
 
 
 @pytest.mark.slow

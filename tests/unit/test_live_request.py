@@ -1,15 +1,18 @@
 """The state of a live page: what its address says is what is shown, and what is wrong with it is one line."""
 
+import random
+
 import pytest
 
 from normscope.data.options import Level
 from normscope.errors import InputError
-from normscope.live.request import LONGEST_TEXT, VIEW, Side, State, read_state
+from normscope.live.request import LONGEST_TEXT, SHOWN, Side, State, read_state
+from tests.end_to_end.bad_input.spoil import spoiled
 
 
 def test_an_address_is_read():
     given = {"text": "a", "before": "", "model": "2", "compare": "1", "chat": "1", "level": "word", "through": "1"}
-    shown = {"target": "x", "against": "y"} | dict.fromkeys(VIEW, "3")
+    shown = {"target": "x", "against": "y"} | dict.fromkeys(SHOWN, "3")
     assert read_state(given | shown, 2) == State("a", "", 2, 1, True, Level.word, True, "x", "y")
     assert read_state({}, 1) == State()
 
@@ -41,6 +44,16 @@ def test_what_is_wrong_with_a_state_is_one_line(given, message):
     with pytest.raises(InputError, match="^[^\n]*$") as raised:
         read_state(given, 2)
     assert message in str(raised.value)
+
+
+def test_whatever_an_address_holds_is_a_state_or_one_line():
+    right = {"text": "a", "before": "b", "model": "2", "compare": "1", "chat": "1", "level": "word", "target": "x"}
+    for number in range(300):
+        given, what = spoiled(random.Random(number), right | dict.fromkeys(SHOWN, "3"))
+        try:
+            read_state(given, 2)
+        except InputError as error:
+            assert str(error).isprintable(), what  # noqa: PT017 - some of them are fine
 
 
 def test_there_are_two_sides_only_if_they_differ():

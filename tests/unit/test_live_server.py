@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 
 import normscope
 from normscope import Label, MaskedToken, NextToken
-from normscope.api.decomposition import decompose
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.live import answers
@@ -27,6 +26,7 @@ from normscope.live.server import LARGEST_BODY, TOKEN_HEADER, Access, app
 from normscope.live.session import Session
 from normscope.live.texts import SEPARATOR, Limit, opening, read, units_of
 from normscope.rounding import brief_share
+from tests.one_text import attribute, attribution_maps, decompose
 from tests.tiny import saved_with_head as saved
 from tests.tiny import sentence_encoder
 
@@ -83,7 +83,7 @@ def unpacked(packed, shape):
 @pytest.mark.parametrize("level", ["token", "word"])
 def test_maps_are_those_of_decompose(client, model, level):
     found = asked(client, text=TEXT, level=level)
-    expected = normscope.decompose(model, TEXT, heads=True, level=level)
+    expected = decompose(model, TEXT, heads=True, level=level)
     assert found["tokens"] == [*expected.tokens]
     for name, values in expected.maps.items():
         shown = unpacked(found["maps"]["maps"][name], values.shape)
@@ -99,7 +99,7 @@ def test_maps_up_to_each_layer_are_those_of_attribution_maps(client, model):
     for part in ("chained", "carried"):
         found["maps"] |= asked(client, part, text=TEXT)["maps"]
     for method in (*CHAINED, *CARRIED):
-        expected = normscope.attribution_maps(model, TEXT, [method])[method].cumulative
+        expected = attribution_maps(model, TEXT, [method])[method].cumulative
         count = expected.shape[1]
         shown = unpacked(found["maps"][method], (len(expected), count, count))
         assert np.abs(shown - expected[:, :, :count]).max() <= 1e-3 * np.abs(expected).max()
@@ -110,14 +110,14 @@ def test_a_sink_is_told_from_the_weights_of_the_maps(tokenizer, tmp_path, monkey
     model = normscope.load(str(saved(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path)), device="cpu")
     calls = []
     monkeypatch.setattr(
-        answers, "decompose", lambda *given, **options: calls.append(options) or decompose(*given, **options)
+        answers, "decompose", lambda *given, **options: calls.append(options) or normscope.decompose(*given, **options)
     )
     monkeypatch.setattr(answers, "_SINK", 0.0)
     session = Session([model], 24, keeps=True)
     client = client_of(session)
     asked(client, "maps", text=TEXT)
     assert len(calls) == 1
-    weight = float(normscope.decompose(model, TEXT).maps["attn_w"][:, 1:, 0].mean())
+    weight = float(decompose(model, TEXT).maps["attn_w"][:, 1:, 0].mean())
     assert f"give it {brief_share(weight)} of their attention" in asked(client, "prediction", text=TEXT)["sink"]
     assert len(calls) == 1
     assert "sink" in asked(client, "prediction", text="We swam.")["sink"]
@@ -125,6 +125,7 @@ def test_a_sink_is_told_from_the_weights_of_the_maps(tokenizer, tmp_path, monkey
     assert session.engine.close(10)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("auto", "family", "shown"),
     [
@@ -186,7 +187,7 @@ def test_predictions_are_those_of_the_whole_checkpoint(tokenizer, tmp_path, auto
     assert rather["value"] == pytest.approx(float(logits[order[0]] - logits[order[-1]]), rel=1e-3)
     heads = asked(client, "heads", text=text, target=best, against=other)
     aim = {"bert": Label if len(logits) < 9 else MaskedToken, "gpt2": NextToken}[family](best)
-    expected = normscope.attribute(model, text, aim, against=other, by=["layer", "head"]).effects
+    expected = attribute(model, text, aim, against=other, by=["layer", "head"]).effects
     of_heads = expected[expected["part"] == "attention"]
     assert heads["layers"] == [1, 2, 3]
     np.testing.assert_allclose(np.ravel(heads["values"]), of_heads["value"], rtol=1e-5, atol=1e-9)
@@ -223,9 +224,7 @@ def test_an_embedding_and_the_similarity_of_two(saved_model, tmp_path):
 @pytest.mark.parametrize("text", [TEXT, f"An unbelievable{SEPARATOR}second  text", " a\n b"])
 def test_places_are_where_tokens_lie_in_what_was_typed(model, text, level):
     places = units_of(model, read(model, text, Limit(24)), level).places
-    tokens = normscope.decompose(
-        model, (*text.split(SEPARATOR),) if SEPARATOR in text else text, level=str(level)
-    ).tokens
+    tokens = decompose(model, (*text.split(SEPARATOR),) if SEPARATOR in text else text, level=str(level)).tokens
     assert len(places) == len(tokens)
     for place, token in zip(places, tokens, strict=True):
         if place is None:
@@ -421,6 +420,7 @@ def test_every_answer_says_what_a_browser_may_do(client, path, status):
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "state", [{"text": "a b"}, {"text": "a b", "through": "1"}, {"text": "a", "before": "b", "through": "1"}]
 )
@@ -516,7 +516,7 @@ def test_another_thread_may_use_the_model(tokenizer, tmp_path):
     def use():
         while not stop.is_set():
             with contextlib.suppress(InputError):
-                normscope.decompose(model, TEXT)
+                decompose(model, TEXT)
             time.sleep(0.02)
 
     thread = threading.Thread(target=use)

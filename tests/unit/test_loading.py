@@ -15,7 +15,7 @@ from normscope.models.load.loading import load
 from normscope.models.load.tokenizer_loading import check_vocabulary
 from normscope.models.options import DeviceOptions, DType, ModelOptions, ModelStack
 from normscope.models.prove.verification import verify
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, layout_of, proved_to, saved_config, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, facts_for, proved_to, saved_config, tiny_model, token_batch
 
 EXACTLY = DeviceOptions(name="cpu", dtype=DType.float64)
 
@@ -131,7 +131,7 @@ def test_the_attention_that_a_config_asks_for_need_not_be_installed(key, kind, f
     change_config(folder, **{key: kind})
     loaded = load(ModelOptions(name=str(folder), seed=0), EXACTLY)
     assert torch.equal(loaded.model(**inputs).last_hidden_state, expected)
-    assert verify(loaded.model, loaded.layout, "flash").error < 1e-12
+    assert verify(loaded.model, loaded.facts, "flash").error < 1e-12
 
 
 @pytest.mark.spread(2)
@@ -209,7 +209,7 @@ def test_checkpoints_with_a_head_are_accepted(family, tmp_path, tokenizer):
 def test_outputs_are_read_by_name_whatever_the_config_says(folder):
     change_config(folder, return_dict=False)
     loaded = load(ModelOptions(name=str(folder), seed=0), EXACTLY)
-    assert verify(loaded.model, loaded.layout, "named").error < 1e-12
+    assert verify(loaded.model, loaded.facts, "named").error < 1e-12
 
 
 # Configs.
@@ -265,7 +265,7 @@ def test_causal_models_are_recognised(from_config, family, changes, causal):
         model.model(**inputs | {"input_ids": ids}).last_hidden_state[0, 0] for ids in (inputs["input_ids"], last)
     ]
     assert torch.allclose(*outputs, rtol=0, atol=1e-12) == causal  # whether a later token changes the model's output
-    assert verify(model.model, model.layout, family).error < proved_to(model.model, model.layout)
+    assert verify(model.model, model.facts, family).error < proved_to(model.model)
 
 
 @pytest.mark.parametrize(
@@ -292,20 +292,27 @@ def test_attention_that_depends_on_the_padding_of_the_batch_is_refused(from_conf
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
-        ("olmo", {"clip_qkv": 0.5}, "in attention 1, queries or keys are not split into heads"),
-        (
-            "bloom",
-            {"slow_but_exact": True, "pretraining_tp": 2},
-            "in attention 1, the outputs of the heads are not read",
-        ),
-        ("deberta", {"talking_head": True}, "no softmax over all tokens"),
-        # transformers adds the biases of positions a second time when it returns weights
-        ("falcon", {"alibi": True, "new_decoder_architecture": False}, "the attention output of layer 1 differs"),
+        ("bloom", {"slow_but_exact": True, "pretraining_tp": 2}, "several linear layers read what its heads return"),
+        ("deberta", {"talking_head": True}, "no softmax attention was found"),
     ],
 )
 def test_configs_of_known_families_that_cannot_be_exact_are_refused(from_config, family, changes, reason):
-    with pytest.raises(InputError, match=f"cannot be observed exactly: {reason}"):
+    with pytest.raises(InputError, match=reason):
         _ = load(from_config(family, **changes), EXACTLY).verification
+
+
+@pytest.mark.spread(1)
+@pytest.mark.parametrize(
+    ("family", "changes", "has_weights"),
+    [
+        ("olmo", {"clip_qkv": 0.5}, False),  # queries, keys and values within limits are no linear maps
+        ("falcon", {"alibi": True, "new_decoder_architecture": False}, True),
+    ],
+)
+def test_configs_that_change_attention_are_exact(from_config, family, changes, has_weights):
+    model = load(from_config(family, **changes), EXACTLY)
+    assert verify(model.model, model.facts, family).error < proved_to(model.model)
+    assert (model.facts.has_score_weights, model.facts.has_value_weights) == (has_weights, has_weights)
 
 
 # Vocabularies.
@@ -317,7 +324,7 @@ def test_a_decoder_with_a_smaller_vocabulary(stack, from_config, tokenizer):
     apart = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
     config = STACK_CONFIGS["marian"] | apart
     model = tiny_model(config | {"vocab_size": 99, "decoder_vocab_size": 7}, torch.float64)
-    assert verify(model, layout_of("marian", stack), "marian").error < 1e-12
+    assert verify(model, facts_for("marian", stack), "marian").error < 1e-12
     size = len(tokenizer)
     loaded = load(from_config("marian", stack, **apart, vocab_size=size + 9, decoder_vocab_size=size), EXACTLY)
     assert loaded.vocabulary == size + 9

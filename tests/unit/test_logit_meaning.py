@@ -12,6 +12,7 @@ from normscope.attribution.readouts import readout_of
 from normscope.live.predictions import prediction_of
 from normscope.models.stored.logit_meaning import LogitMeaning
 from tests.end_to_end.shell import run_here
+from tests.one_text import attribute
 from tests.tiny import saved_with_head
 
 TEXT = "The old bridge was closed."
@@ -55,7 +56,7 @@ def test_explain_and_the_analysis_read_logits_as_transformers_does(capsys, monke
     answer = json.loads(json.loads(saved)["answers"]["prediction 0"])
     assert answer["choices"][0] == [best, pytest.approx(number)]
     assert answer["meaning"] == meaning
-    said = normscope.attribute(model, TEXT, normscope.Label()).what
+    said = attribute(model, TEXT, normscope.Label()).what
     assert said.startswith("value of LABEL" if meaning == "value" else "logit of the class LABEL")
 
 

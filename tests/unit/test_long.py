@@ -12,7 +12,7 @@ from normscope.maths import attention_weights, weight_tiles
 from normscope.maths.words import Pieces, WordGroups
 from normscope.models.observe.observer import Observer
 from normscope.models.prove.verification import verify
-from tests.tiny import FAMILY_CONFIGS, layout_of, proved_to, tiny_model, token_batch
+from tests.tiny import FAMILY_CONFIGS, facts_for, proved_to, tiny_model, token_batch
 
 TOKENS = 3072
 
@@ -30,8 +30,8 @@ def parts(monkeypatch):
 @pytest.mark.usefixtures("parts")
 @pytest.mark.spread(6)
 def test_strips_give_the_same_attention(family, family_model):
-    layout = layout_of(family)
-    assert verify(family_model, layout, family).error < proved_to(family_model, layout)
+    facts = facts_for(family)
+    assert verify(family_model, facts, family).error < proved_to(family_model)
 
 
 @pytest.mark.spread(6)
@@ -72,7 +72,7 @@ def test_every_reading_of_the_weights_is_that_of_the_whole(family, family_model)
         assert (weights[tokens[:, None, :, None] & ~seen] == 0).all()
         assert (weights[seen] > 0).all()
 
-    with Observer(family_model, layout_of(family)) as observer:
+    with Observer(family_model, facts_for(family)) as observer:
         observer.run(token_batch(family_model, (9, 4)), visit)
 
 
@@ -96,7 +96,7 @@ def test_parts_of_the_pairs_are_those_of_the_whole(family, family_model):
         assert torch.equal(seeing * real, seen[:, :1].sum(dim=2))
         torch.testing.assert_close(received, (block.weights * seen).sum(dim=2), rtol=1e-6, atol=1e-9)
 
-    with Observer(family_model, layout_of(family)) as observer:
+    with Observer(family_model, facts_for(family)) as observer:
         observer.run(batch.model_inputs(), visit)
 
 
@@ -112,7 +112,7 @@ def test_padding_in_front_leaves_no_trace():
         assert block.weights.isfinite().all()
         found[block.layer] = block.received, (block.token_mask.double()[:, None, None] @ block.weights).squeeze(2)
 
-    with Observer(model, layout_of("llama")) as observer:
+    with Observer(model, facts_for("llama")) as observer:
         observer.run(inputs, visit)
     for received, expected in found.values():
         token_mask = inputs["attention_mask"].bool()[:, None].expand_as(received)

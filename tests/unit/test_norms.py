@@ -8,6 +8,7 @@ import normscope
 from normscope.analyses import dispersion
 from normscope.maths import norms as maths
 from tests import tiny
+from tests.one_text import decompose
 
 F64 = torch.float64
 B, H, T, D, M = 2, 3, 5, 4, 12
@@ -67,6 +68,7 @@ def test_heads_in_the_figure_of_singular_values_come_from_each_layer_in_turn():
     assert len(dispersion.drawn_heads(table, 100, 0)) == len(table)
 
 
+@pytest.mark.slow
 def test_the_scatter_plot_has_as_many_pairs_of_each_category():
     """[CLS] is in every text once, and a uniform sample of all pairs would have few of its pairs."""
     texts = ["The cat sat on the mat and slept for a long time, quietly, in the sun.", "We walk by the river, talking."]
@@ -95,7 +97,7 @@ def test_a_head_without_vectors_varies_by_nothing(saved_model):
 def test_decompose_equals_explicit_vectors(saved_model):
     model = normscope.load(saved_model, device="cpu", dtype="float64")
     text = ("Attention, it turns out, is not a weight.", "Vectors count.")
-    found = normscope.decompose(model, text)
+    found = decompose(model, text)
     for index, block in enumerate(normscope.observe(model, text)):
         vectors = torch.einsum("bhqk,bhkm->bqkm", block.weights, block.transformed())[0]
         torch.testing.assert_close(found.maps["attn_n"][index], vectors.norm(dim=-1))
@@ -107,9 +109,8 @@ def test_decompose_equals_explicit_vectors(saved_model):
     pairs = found.pairs[(found.pairs["layer"] == 3) & (found.pairs["query"] == 2) & (found.pairs["key"] == 5)]
     assert pairs["attnresln_n"].item() == found.maps["attnresln_n"][2, 2, 5].item()
     assert (found.tokens[0], found.tokens[-1]) == ("[CLS]", "[SEP]")
-    assert isinstance(found.table, pd.DataFrame)
-    assert "attnresln_n" in repr(found)
-    assert "%" in found._repr_html_()
+    assert "attnresln_n" in repr(found.result)
+    assert "<img" in found.result._repr_html_()
 
 
 @pytest.mark.slow

@@ -23,26 +23,27 @@ from normscope.models.stored.stored_weights import execution_device, is_offloade
 from normscope.models.stored.weight_checks import check_finite
 from normscope.running.options import RunOptions, check
 from normscope.running.ranks import ProcessGroup, device_share
-from tests.tiny import FAMILY_CONFIGS, INPUTS, layout_of, tiny_model
+from tests.tiny import FAMILY_CONFIGS, INPUTS, facts_for, tiny_model
 
 CPU = torch.device("cpu")
 
 
-def observed(model, layout) -> list[torch.Tensor]:
+def observed(model, facts) -> list[torch.Tensor]:
     """What analyses read of every block and network."""
     values: list[torch.Tensor] = []
-    layers = len(layout.stream.layers)
-    observer = Observer(model, layout, hidden=range(layers + 1), feed_forward=True)
+    tokens = INPUTS["attention_mask"].bool()  # what stands at padding is undefined
+    observer = Observer(model, facts, hidden=range(facts.layers + 1), feed_forward=True)
 
     def visit(block):
-        values.extend([block.received, block.transformed_norms, *block.mixing_ratios.values()])
+        values.extend(each.transpose(1, 2)[tokens] for each in (block.received, block.transformed_norms))
+        values.extend(each[tokens] for each in block.mixing_ratios.values())
 
     def visit_feed_forward(block):
-        values.extend(block.composition().parts(block.stages[-1]))
+        values.extend(each[tokens] for each in block.composition().parts(block.stages[-1]) if each.ndim == 3)
 
     with observer:
         for _ in range(2):  # weights are loaded again for every batch
-            observer.run(INPUTS, visit, lambda _layer, vectors: values.append(vectors), visit_feed_forward)
+            observer.run(INPUTS, visit, lambda _layer, vectors: values.append(vectors[tokens]), visit_feed_forward)
     return [value.clone() for value in values]
 
 
@@ -50,9 +51,9 @@ def observed(model, layout) -> list[torch.Tensor]:
 @pytest.mark.parametrize("place", ["cpu", "disk"])
 @pytest.mark.spread(1)
 def test_offloaded_models_are_observed_bit_for_bit(family, place, tmp_path):
-    layout = layout_of(family)
+    facts = facts_for(family)
     model = tiny_model(FAMILY_CONFIGS[family], torch.float32)
-    expected, error = observed(model, layout), verify(model, layout, family, feed_forward=True).error
+    expected, error = observed(model, facts), verify(model, facts, family, feed_forward=True).error
     if place == "cpu":
         cpu_offload(model, CPU)
     else:
@@ -61,21 +62,22 @@ def test_offloaded_models_are_observed_bit_for_bit(family, place, tmp_path):
     assert offloaded_to(model) == ["CPU memory" if place == "cpu" else "disk"]
     assert execution_device(model) == CPU
     check_finite(model, family)
-    for got, wanted in zip(observed(model, layout), expected, strict=True):
+    for got, wanted in zip(observed(model, facts), expected, strict=True):
         assert torch.equal(got, wanted)
-    assert verify(model, layout, family, feed_forward=True).error == error
+    assert verify(model, facts, family, feed_forward=True).error == error
     assert is_offloaded(model), "weights are let go again"
     with pytest.raises(InputError, match=r"^device\.map=auto: attribution through all layers needs"):
-        held_pass(model, layout, INPUTS)
+        held_pass(model, facts, INPUTS)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("size", [0, 10**4, 10**9])
 def test_weights_on_other_devices_are_used(size, monkeypatch):
     moved: list[torch.Tensor] = []
 
-    layout = layout_of("llama")
+    facts = facts_for("llama")
     model = tiny_model(FAMILY_CONFIGS["llama"], torch.float32)
-    expected = observed(model, layout)
+    expected = observed(model, facts)
     cpu_offload(model, CPU)
     to = torch.Tensor.to
 
@@ -92,7 +94,7 @@ def test_weights_on_other_devices_are_used(size, monkeypatch):
     assert bool(moved) == (size > 0)
     if size == 10**9:
         assert len(moved) == len(list(model.parameters()))
-    for got, wanted in zip(observed(model, layout), expected, strict=True):
+    for got, wanted in zip(observed(model, facts), expected, strict=True):
         assert torch.equal(got, wanted)
 
 
@@ -122,9 +124,9 @@ def test_processes_share_the_devices_of_a_machine(monkeypatch):
 
 
 def test_weights_of_one_layer_at_a_time_are_kept():
-    model, layout = tiny_model(FAMILY_CONFIGS["llama"], torch.float32), layout_of("llama")
+    model, facts = tiny_model(FAMILY_CONFIGS["llama"], torch.float32), facts_for("llama")
     cpu_offload(model, CPU)
-    weights = Observer(model, layout).parameters
+    weights = Observer(model, facts).parameters
     factors = weights[1].norm_factors
     assert weights[1] is weights[1]
     first = weights[1]
@@ -137,10 +139,10 @@ def test_weights_of_one_layer_at_a_time_are_kept():
 
 def test_half_precision_is_not_copied_for_all_layers():
     model = tiny_model(FAMILY_CONFIGS["llama"], torch.bfloat16)
-    weights = Observer(model, layout_of("llama")).parameters
+    weights = Observer(model, facts_for("llama")).parameters
     assert weights[1].query.weight.dtype is torch.float32
     assert weights[2] is not weights[1]
-    assert list(weights._read) == [1]
+    assert weights[1].output_weight.dtype is torch.float32
 
 
 def test_a_damaged_weight_on_disk_is_found(tmp_path):
@@ -179,7 +181,7 @@ def test_a_checkpoint_larger_than_memory(saved_model, memory, caplog):
     assert offloaded_to(spread.model) == (["disk"] if memory else [])
     assert not caplog.records, "accelerate says so, too"
     assert spread.device == CPU
-    for got, wanted in zip(observed(spread.model, spread.layout), observed(plain.model, plain.layout), strict=True):
+    for got, wanted in zip(observed(spread.model, spread.facts), observed(plain.model, plain.facts), strict=True):
         assert torch.equal(got, wanted)
     assert (spread.masked_language_head is None) or not memory
     runner = InterventionRunner(spread, Encoder(spread, DatasetOptions(kind=DatasetKind.text, seed=0)), [1], 64)

@@ -10,18 +10,22 @@ import yaml
 from markupsafe import escape
 
 import normscope
+from normscope.cli.command_line import asked_of
 from normscope.config.schema import plain
 from normscope.distribution import RUN_SCHEMA
 from normscope.errors import InputError
 from normscope.reporting import viewing
 from normscope.reporting.comparison import compare, runs, swept
-from normscope.reporting.comparison.curve_figures import over_steps
-from normscope.reporting.comparison.training import crossings, over_training
-from normscope.reporting.comparison.training_figures import maps_over_steps
+from normscope.reporting.comparison.along import crossings, maps_over_steps, over_steps, over_training
 from normscope.results.run_tables import CROSSINGS, TRAINING
 from normscope.running.options import RunOptions
 
 STEPS = [0, 1, 10, 100]
+
+
+def viewed(*words: str):
+    asked, _ = asked_of(words)
+    return viewing.command(asked)
 
 
 def saved(folder, *, name, step, seed=0, revision=None, value=1.0, curve=(1.0, 2.0)):
@@ -176,7 +180,7 @@ def test_the_page_of_checkpoints(tmp_path):
             curve=(float(step), 1.0),
         )
     words = ["compare", str(tmp_path), "--threshold"]
-    written = viewing.command([*words, "mixing/attn_n/mean=40"], "normscope")
+    written = viewed(*words, "mixing/attn_n/mean=40")
     assert written == tmp_path / "comparison.html"
     page = written.read_text()
     assert "<h1>4 checkpoints × 2 seeds of run on the sample corpus</h1>" in page
@@ -199,7 +203,7 @@ def test_the_page_of_checkpoints(tmp_path):
     assert table.query("layer == 0")[["threshold", "crossed", "step"]].to_numpy().tolist() == [[40, 2, 100]]
     assert len(pd.read_parquet(tmp_path / "training.parquet")) == 4 * (3 + 2)
     with pytest.raises(InputError, match="no run has this metric; expected one such as mixing/attn_n/mean"):
-        viewing.command([*words, "mixing/attn/mean=40"], "normscope")
+        viewed(*words, "mixing/attn/mean=40")
 
 
 def test_thresholds_of_metrics_that_no_run_has_are_refused(tmp_path):
@@ -208,13 +212,14 @@ def test_thresholds_of_metrics_that_no_run_has_are_refused(tmp_path):
         compare.compared(*runs.read([tmp_path]), thresholds={"nothing": 1.0})
 
 
+@pytest.mark.slow
 def test_the_page_of_results_in_memory_is_that_of_their_folders(tmp_path):
     for number in range(2):
         saved(tmp_path / str(number), name="x/m", step=number, value=0.2 + 0.3 * number)
     results = [normscope.read(tmp_path / str(number)) for number in range(2)]
     content = normscope.page(results, tmp_path / "page.html")
     assert content == (tmp_path / "page.html").read_text()
-    assert content == viewing.command(["compare", str(tmp_path)], "normscope").read_text()
-    sentences = normscope.compare(results)
+    assert content == viewed("compare", str(tmp_path)).read_text()
+    sentences = normscope.compare(results).sentences
     assert sentences
     assert all(escape(sentence) in content for sentence in sentences)

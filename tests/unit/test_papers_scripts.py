@@ -12,6 +12,7 @@ from normscope.reporting.exhibits import reproduction_of
 from tests.contract.test_configs import composed
 
 
+@pytest.mark.slow
 def test_every_preset_is_run_on_every_model_or_by_the_one_that_stands_in_for_it(tmp_path):
     for paper in repeat.papers():
         runs = repeat.jobs(paper, ["minilm", str(tmp_path)])

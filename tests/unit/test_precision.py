@@ -117,7 +117,7 @@ ENDS = {
 
 
 def findings(name, options, monkeypatch, size):
-    """What an analysis publishes if it looks at its intervals after so many sequences."""
+    """What an analysis returns if it looks at its intervals after so many sequences."""
     monkeypatch.setattr(samples, "in_rounds", functools.partial(in_rounds, first=size, size=size))
     others = {"options": [OutliersOptions(dimensions=[2, 7])]} if name == "score" else {}
     return getattr(specimens, ENDS[name][0])().findings(name, options, LAYERS, CATEGORIES, **others)
@@ -139,7 +139,7 @@ def test_a_sample_that_ends_early_is_a_smaller_sample(name, monkeypatch):
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("name", [name for name in ENDS if name != "attribution"])
 def test_headlines_are_the_published_means(name, monkeypatch):
-    """The intervals are those of means over sequences that the analysis publishes."""
+    """The intervals are those of means over sequences that the analysis returns."""
     looks: list[tuple[object, np.ndarray]] = []
     for module in (feedforward, score, sinks):
 

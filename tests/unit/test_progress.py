@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from normscope.data.examples import CorpusCounts
-from normscope.models.sites.layer_hooks import check_cancelled
+from normscope.models.observe.cancelling import check_cancelled
 from normscope.reporting import drawing
 from normscope.reporting.options import Appearance
-from normscope.reporting.publish import publish
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say, show
-from normscope.reporting.weights_and_biases import no_tracker
+from normscope.reporting.tracker import no_tracker
+from normscope.reporting.views import make_views
 from normscope.results.result import Result
 from normscope.running.options import run_options
 from normscope.running.progress import CorpusProgress, Phase, Phases, coming
 
-ALL = ["start", "model", "corpus", "pass", "interventions", "results", "maps", "publishing"]
+ALL = ["start", "model", "corpus", "pass", "interventions", "results", "maps", "views"]
 
 
 class Clock:
@@ -102,7 +102,7 @@ def test_figures_and_the_report_move_the_bar_as_they_are_made(tmp_path, monkeypa
     folder = RunFolder(tmp_path)
     try:
         look = Appearance(formats=formats, caption=False)
-        publish(result, folder, no_tracker(), look, report=True, progress=progress)
+        make_views(result, folder, no_tracker(), look, report=True, progress=progress)
     finally:
         folder.release()
     files = len(result.figures) * (len(formats) + 1)
@@ -201,7 +201,7 @@ def test_a_run_knows_its_phases_from_its_options(settings, names):
 
 def test_each_phase_ends_where_the_next_begins():
     clock = Clock()
-    phases = Phases([Phase.START, Phase.MODEL, Phase.PASS, Phase.PUBLISHING], begun=-3.0, clock=clock)
+    phases = Phases([Phase.START, Phase.MODEL, Phase.PASS, Phase.VIEWS], begun=-3.0, clock=clock)
     assert phases.seconds() == {"start": 3.0}
     clock.now += 1
     phases.begin(Phase.MODEL)

@@ -1,7 +1,6 @@
 """Values that Hydra's grammar cannot read are printed in the form that it reads."""
 
 import shlex
-import sys
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -9,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from normscope.cli.command_line import expand_checkpoints, quoted_override
+from normscope.cli.command_line import quoted_override, with_checkpoints
 from tests.end_to_end.shell import run_here
 
 PRINTABLE = st.text(st.characters(codec="utf-8").filter(str.isprintable), min_size=1)
@@ -50,6 +49,7 @@ def test_what_has_no_quoted_form():
     assert quoted_override("seed=\x00") is quoted_override("dataset.path=") is quoted_override("a b=c") is None
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", ["year=2020/a.txt", "reviews (1).txt", "Süd.txt", "it's.txt", 'a"b\\".txt', "a,b.txt"])
 def test_the_printed_form_works(capsys, monkeypatch, tmp_path, name):
     """The first run prints it; with it, the second reads the file, which holds no text."""
@@ -67,13 +67,13 @@ def test_the_printed_form_works(capsys, monkeypatch, tmp_path, name):
     assert outcome.err.splitlines() == [f"normscope: {typed}: the file is empty"]
 
 
-def test_folders_of_checkpoints_keep_their_signs(monkeypatch, tmp_path):
+def test_folders_of_checkpoints_keep_their_signs(tmp_path):
     names = ["a\\b-1", 'c"d-2', "e (1)-3"]
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
-    monkeypatch.setattr(sys, "argv", ["normscope", f"model.checkpoints={tmp_path}/*"])
-    expand_checkpoints()
-    override = OverridesParser.create().parse_override(sys.argv[1])
+    expanded, sweep = with_checkpoints([f"model.checkpoints={tmp_path}/*"], "run")
+    assert sweep == "-m"
+    override = OverridesParser.create().parse_override(expanded)
     assert sorted(map(str, override.sweep_string_iterator())) != []
     assert {value.text for value in override.value().list} == {str(tmp_path / name) for name in names}

@@ -10,6 +10,7 @@ from torch import nn
 
 import normscope
 from normscope.models.stored.random_state import drawing, generators_restored
+from tests.one_text import decompose
 from tests.unit.test_forks import in_child
 
 TEXT = "The old bridge was closed, so we crossed the river."
@@ -70,7 +71,7 @@ def test_threads_that_load_and_decompose(saved_model):
 
     def use():
         model = normscope.load(str(saved_model), random_init=True, seed=3)
-        found.append(normscope.decompose(model, TEXT).ratios)
+        found.append(decompose(model, TEXT).ratios)
 
     threads(use)
     assert len(found) == 4

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from normscope.results.declare import Axis, Published, Rollup, Table, at_largest, at_smallest, declared
+from normscope.results.declare import Axis, Declared, Rollup, Table, at_largest, at_smallest, declared
 from normscope.results.rollups import roll_up
 
 ROWS = [
@@ -51,7 +51,7 @@ def mean(values):
 )
 def test_rows_are_chosen_and_reduced(rollup, expected):
     table = TABLE.fillna({"value": 0.0}) if rollup.name == "layer_of" else TABLE
-    metrics = roll_up(Published({"table": Table(AXES, {})}, metrics=(rollup,)), {"table": table}).metrics
+    metrics = roll_up(Declared({"table": Table(AXES, {})}, metrics=(rollup,)), {"table": table}).metrics
     assert metrics == {rollup.name: pytest.approx(expected)}
 
 

@@ -15,6 +15,7 @@ from normscope.data.options import DatasetKind, DatasetOptions, Segments
 from normscope.errors import InputError
 from normscope.models.load.loaded import tables_of_token_types
 from normscope.models.load.text_batches import batch_from_texts, say_once
+from tests.one_text import decompose
 from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 WORDS = [
@@ -48,6 +49,7 @@ def tiny(family: str, **changes: Any):
     return tiny_model(settings | changes, torch.float64)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("family", ["gpt2", "openai-gpt", "ctrl"])
 def test_ids_of_a_tokenizer_that_are_embedded_as_tokens_are_read_as_transformers_reads_them(family, tokenizer, caplog):
     """GPT-2 adds the embedding of token 0 everywhere, and so does the call that its users write."""
@@ -79,7 +81,7 @@ def test_ids_that_were_given_are_never_dropped(tokenizer):
     encoding = tokenizer(PAIR[0], return_tensors="pt")
     encoding["token_type_ids"] = torch.full_like(encoding["input_ids"], 7)
     model = normscope.wrap(whole, tokenizer)
-    found = normscope.decompose(model, encoding)
+    found = decompose(model, encoding)
     expected = whole(**encoding, output_hidden_states=True).hidden_states
     plain = whole(encoding["input_ids"], output_hidden_states=True).hidden_states
     batch = batch_from_texts(model, encoding)
@@ -90,9 +92,10 @@ def test_ids_that_were_given_are_never_dropped(tokenizer):
     assert found.maps["attn_n"].shape[0] == len(got) - 1
     encoding["token_type_ids"] = torch.full_like(encoding["input_ids"], len(WORDS))
     with pytest.raises(InputError, match=f"token_type_ids: expected 0 to {len(WORDS) - 1}, got {len(WORDS)} to"):
-        normscope.decompose(model, encoding)
+        decompose(model, encoding)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("family", ["albert", "bert", "electra"])
 def test_a_table_of_segments_is_read_though_the_tokenizer_names_none(family, tokenizer):
     whole = tiny(family)

@@ -18,10 +18,10 @@ from normscope.data.categories import CATEGORIES
 from normscope.data.token_frequencies import TokenFrequencies
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.observe.observer import Observer
-from normscope.models.sites.block_modules import bind_blocks
 from normscope.results.result import Result
 from normscope.rounding import brief
-from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, token_batch
+from tests.family_modules import parts_of
+from tests.tiny import FAMILY_CONFIGS, facts_for, tiny_model, token_batch
 
 LENGTHS = (9, 4, 1)
 
@@ -44,7 +44,7 @@ def findings(model, name: str, *batches: Batch) -> Result:
 
 def blocks_of(model, batch: Batch) -> list[AttentionBlock]:
     blocks: list[AttentionBlock] = []
-    with Observer(model, layout_of(model.config.model_type, config=model.config)) as observer:
+    with Observer(model, facts_for(model.config.model_type, config=model.config)) as observer:
         observer.run(batch.model_inputs(), blocks.append)
     return blocks
 
@@ -52,7 +52,7 @@ def blocks_of(model, batch: Batch) -> list[AttentionBlock]:
 def test_heads_that_never_reach_a_share_have_no_number_of_dimensions():
     """The scores of one head are mostly the key bias's."""
     model = tiny_model(FAMILY_CONFIGS["qwen2"], torch.float64)
-    attention = bind_blocks(model, layout_of("qwen2"))[0].attention
+    attention = parts_of(model)[0].attention
     attention.k_proj.bias[: attention.head_dim] *= 100
     result = findings(model, "score", batch_of(model))
     concentration = result.tables["concentration"].set_index(["layer", "head"])
@@ -122,7 +122,7 @@ def test_no_category_has_no_members():
 def test_rank_correlations_are_those_of_the_numbers_in_float64(scale):
     """Sharp attention has weights that float32 cannot tell from zero, and neighbours that it cannot tell apart."""
     model = tiny_model(FAMILY_CONFIGS["gpt2"], torch.float64)
-    for modules in bind_blocks(model, layout_of("gpt2")):
+    for modules in parts_of(model):
         modules.attention.c_attn.weight[:, :24] *= scale
     batch = batch_of(model, (30, 24, 1))
     pairs = visible_pairs(model, batch)
@@ -144,7 +144,7 @@ def test_rank_correlations_are_those_of_the_numbers_in_float64(scale):
     assert any(written in sentence for sentence in result.sentences)
 
 
-@pytest.mark.spread(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
 def test_rank_correlations_do_not_depend_on_the_size_of_batches(family, dtype):

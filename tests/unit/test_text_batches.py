@@ -7,9 +7,10 @@ import torch
 from transformers import BatchEncoding
 
 import normscope
-from normscope.api import decompose, observe
+from normscope.api import observe
 from normscope.errors import InputError
 from normscope.models.load.text_batches import batch_from_texts, is_single
+from tests.one_text import decompose
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model
 
 FIRST, SECOND = "The cat sat on the mat.", ("A dog barked.", "Nobody heard it, of course.")
@@ -46,6 +47,7 @@ def test_left_padding_is_removed(model):
     same(mixing(model, encoding), mixing(model, [FIRST, "Short."]))
 
 
+@pytest.mark.slow
 def test_fields_that_models_do_not_read_are_ignored(model):
     encoding = model.tokenizer(FIRST, return_offsets_mapping=True, return_special_tokens_mask=True, return_length=True)
     same(mixing(model, encoding), mixing(model, FIRST))
@@ -177,7 +179,7 @@ def test_models_without_segments_ignore_those_of_a_batch_encoding(tokenizer):
     assert batch_from_texts(model, encoding).token_type_ids is None
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("family", ["marian", "m2m_100", "t5", "mbart"])
 def test_decoders_read_the_target_shifted_by_one(tokenizer, family):
     """After the token that begins translations; mBART's is the language code that ends the target."""

@@ -10,6 +10,7 @@ from normscope.errors import InputError
 from normscope.models.load.task_heads import Head
 from normscope.models.stored.text_tower import class_of, text_tower
 from tests.architectures import tiny_architecture
+from tests.one_text import attribute, attribution_maps
 from tests.tiny import FAMILY_CONFIGS
 
 _VISION = {
@@ -56,7 +57,7 @@ def multimodal(request, tokenizer):
 def test_the_tower_is_found_with_its_head(multimodal, tokenizer):
     model, family, kind = multimodal
     wrapped = normscope.wrap(model, tokenizer)
-    assert wrapped.layout.family == family
+    assert wrapped.facts.family == family
     assert not hasattr(wrapped.model, "vision_tower")
     head = wrapped.load_head(Head.NEXT_TOKEN)
     assert type(head).__name__ == str(kind if kind else None.__class__.__name__)
@@ -69,7 +70,7 @@ def test_the_tower_is_found_with_its_head(multimodal, tokenizer):
             torch.testing.assert_close(head(input_ids=ids).logits, view)
             if "blip" not in model.config.model_type:  # which needs an image
                 torch.testing.assert_close(view, model(input_ids=ids).logits)
-        score = normscope.attribute(wrapped, "The answer is", normscope.NextToken())
+        score = attribute(wrapped, "The answer is", normscope.NextToken())
         assert len(score.scores) > 0
 
 
@@ -79,7 +80,7 @@ def test_a_checkpoint_is_loaded_through_its_tower(multimodal, tokenizer, tmp_pat
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded, wrapped = normscope.load(tmp_path, device="cpu"), normscope.wrap(model, tokenizer)
-    assert loaded.layout.family == family
+    assert loaded.facts.family == family
     tables = [normscope.decompose(each, "One short text.").table for each in (loaded, wrapped)]
     assert tables[0].equals(tables[1])
     assert kind is None or type(loaded.next_token_head).__name__ == kind
@@ -100,7 +101,7 @@ def test_a_changed_tower_is_noticed(tokenizer):
 def test_the_width_of_a_stack_is_read_from_its_vectors():
     """The config of T5Gemma 2's encoder has no width: its text part has."""
     model = tiny_architecture("t5gemma2")
-    maps = normscope.attribution_maps(normscope.wrap(model), [5, 6, 7, 8])
+    maps = attribution_maps(normscope.wrap(model), [5, 6, 7, 8])
     np.testing.assert_allclose(maps["alti"].total.sum(axis=-1), 1, atol=1e-6)
 
 

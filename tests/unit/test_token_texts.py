@@ -6,13 +6,14 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from normscope.api import NextToken, attribute, decompose, wrap
+from normscope.api import NextToken, wrap
 from normscope.data.token_frequencies import _single_characters
 from normscope.data.token_texts import BYTES, TokenTexts
 from normscope.data.words import unit_texts
 from normscope.errors import InputError
 from normscope.live.predictions import prediction_of
 from normscope.models.load.predictor import token_number
+from tests.one_text import attribute, decompose
 
 
 def written(data: bytes) -> str:

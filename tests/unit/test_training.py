@@ -19,7 +19,7 @@ from transformers import (
 import normscope
 from normscope.api import training
 from normscope.errors import InputError
-from normscope.reporting.weights_and_biases import log_to_active_run
+from normscope.reporting.tracker import log_to_active_run
 
 TEXTS = ["the old river", "a cat sees it, and walks"]
 METRIC = "mixing/attnresln_n/mean"

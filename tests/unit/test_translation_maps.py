@@ -139,6 +139,7 @@ def test_maps_are_those_of_explicit_vectors(model_type, monkeypatch):
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("model_type", ["marian", "t5"])
 def test_padding_changes_no_map(model_type):
     model = tiny_model(STACK_CONFIGS[model_type], torch.float64)

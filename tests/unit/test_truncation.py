@@ -80,6 +80,7 @@ def test_texts_that_are_far_too_long_for_a_tokenizer(cutting):
     assert sequence.input_ids.tolist() == cutting(text, truncation=True, max_length=LONGEST)["input_ids"]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(("first", "second"), [(9000, 7000), (7000, 9000)])
 def test_pairs_that_are_far_too_long_for_a_tokenizer(first, second, cutting):
     """The longer text keeps the odd token. (The tokenizer itself would take a minute, quadratic in the lengths.)"""
@@ -150,6 +151,7 @@ def encoded_whole(tokenizer, messages):
     return Encoder(Reader(tokenizer, max_length=512), options).encode([Example("", messages=messages)], CorpusCounts())
 
 
+@pytest.mark.spread(1)
 @SIDES
 def test_both_sides_of_a_translation_are_cut_alike(side, tokenizer):
     config = STACK_CONFIGS["bart"] | {"vocab_size": len(tokenizer), "decoder_start_token_id": 2}

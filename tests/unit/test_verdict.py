@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from normscope.reporting.comparison.along import standstill, stories
 from normscope.reporting.comparison.effects import effect
-from normscope.reporting.comparison.story import standstill, stories
 from normscope.reporting.comparison.verdict import significant, verdict
 from normscope.results.measures import leading, metric_title
 
@@ -373,5 +373,5 @@ def test_the_curve_of_a_story_has_the_numbers_of_its_sentence():
     (story,) = stories(along("model.step", STEPS, {MEAN: [0.21, 0.3, 0.36, 0.14]}))
     figure = story.figure()
     assert figure.table["step"].tolist() == STEPS
-    assert figure.table["value"].tolist() == pytest.approx([21, 30, 36, 14])
+    assert figure.table[figure.y].tolist() == pytest.approx([21, 30, 36, 14])
     assert (figure.y_label, figure.steps) == ("mixing ratio (%)", True)

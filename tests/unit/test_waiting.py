@@ -4,6 +4,7 @@ Models run on torch's `meta` device, whose tensors have shapes but no numbers: w
 """
 
 import dataclasses
+from operator import itemgetter
 
 import pytest
 import torch
@@ -28,15 +29,15 @@ from normscope.data.categories import ALL
 from normscope.data.examples import ROOT, Annotation
 from normscope.data.token_sequence import AnnotatedSentence
 from normscope.data.words import NO_WORD
-from normscope.models.infer.stacks import ObservedStack
+from normscope.linear import projections
 from normscope.models.observe.observer import Observer
-from normscope.models.sites.block_modules import bind_blocks
+from normscope.models.observe.reading import ObservedStack
 from normscope.models.stored import stored_weights
 from normscope.running.memory import run_batch
 from tests.oracles.alignment_oracle import PAIRS
 from tests.oracles.alignment_oracle import batch as translations
 from tests.oracles.syntax_oracle import Sentences
-from tests.tiny import FAMILY_CONFIGS, layout_of, tiny_model, tiny_stack
+from tests.tiny import FAMILY_CONFIGS, facts_for, tiny_model, tiny_stack
 
 META = torch.device("meta")
 aten = torch.ops.aten
@@ -69,28 +70,33 @@ def on_meta(value):
 
 
 def moved(weights):
-    """Weights of a block. Factors of W_O are computed once, in float64 on the CPU."""
+    """What is known of the weights of a block. Factors of W_O are computed once, in float64 on the CPU."""
     fields = {field.name: on_meta(getattr(weights, field.name)) for field in dataclasses.fields(weights)}
     on_device = dataclasses.replace(weights, **fields)
     vars(on_device)["norm_factors"] = on_meta(weights.norm_factors)
     return on_device
 
 
-def run(monkeypatch, model, layout, measured, batch):
+def run(monkeypatch, model, facts, measured, batch):
     """Run a batch through analyses of a model on the `meta` device, up to the last layer."""
-    layers = range(1, 1 + len(bind_blocks(model, layout)))
-    needs = [analysis.requirements(analysis.options, layout) for analysis in measured]
+    layers = facts.attends
+    needs = [analysis.requirements(analysis.options, facts) for analysis in measured]
     hidden = [0, *layers] if any(each.hidden for each in needs) else ()
-    observer = Observer(model, layout, layers, hidden, feed_forward=any(each.feed_forward for each in needs))
+    observer = Observer(model, facts, layers, hidden, feed_forward=any(each.feed_forward for each in needs))
     with observer:  # what is learned once, such as whether a norm centres
-        observer.run(batch.model_inputs(), lambda _block: None, None, lambda _network: None)
-    weights = {layer: moved(weights) for layer, weights in observer.parameters.items()}
-    observer.parameters._factors.update({layer: parameters.norm_factors for layer, parameters in weights.items()})
-    observer.parameters._read.clear()
-    if model.dtype == torch.float32:  # otherwise the weights of one layer at a time are read
-        observer.parameters._read.update(weights)
-    monkeypatch.setattr(stored_weights, "is_offloaded", lambda _module: False)
+        observer.run(
+            batch.model_inputs(), lambda block: (block.parameters.key, block.key_map), None, lambda _network: None
+        )
+    before = [each for _, each in model.named_parameters(remove_duplicate=False)]
     model.to(META)
+    now = dict(zip(map(id, before), map(itemgetter(1), model.named_parameters(remove_duplicate=False)), strict=True))
+    for place, (read, _, weights) in observer._known._found.items():
+        read = [now.get(id(each), each) for each in read]
+        observer._known._found[place] = read, [(id(each), each._version) for each in read], moved(weights)
+    for each in before:
+        if each in projections._KNOWN:
+            projections._KNOWN[now[id(each)]] = {key: on_meta(found) for key, found in projections._KNOWN[each].items()}
+    monkeypatch.setattr(stored_weights, "is_offloaded", lambda _module: False)
     for analysis in measured:  # waiting is allowed after the last layer
         monkeypatch.setattr(analysis, "end_batch", lambda _batch: None)
         monkeypatch.setattr(analysis, "settle", lambda: None)
@@ -114,47 +120,47 @@ EVERY = [name for name in ANALYSES if name != "attribution"]  # which makes pass
 def prepared(model_type, dtype=torch.float32):
     torch.manual_seed(0)
     model = tiny_model(FAMILY_CONFIGS[model_type], dtype)
-    return model, layout_of(model_type), random_batch((3, 6), model.config.vocab_size)
+    return model, facts_for(model_type), random_batch((3, 6), model.config.vocab_size)
 
 
 @pytest.mark.parametrize("name", ["norms", ", ".join(EVERY)])
 @pytest.mark.parametrize("model_type", ["bert", "llama", "mistral"])
 @pytest.mark.spread(1)
 def test_no_analysis_waits(monkeypatch, model_type, name):
-    model, layout, batch = prepared(model_type)
-    run(monkeypatch, model, layout, analyses_of(model, name.split(", ")), batch)
+    model, facts, batch = prepared(model_type)
+    run(monkeypatch, model, facts, analyses_of(model, name.split(", ")), batch)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "llama"])
 @pytest.mark.slow
 def test_reading_the_weights_of_half_precision_does_not_wait(monkeypatch, model_type):
-    model, layout, batch = prepared(model_type, torch.bfloat16)
-    run(monkeypatch, model, layout, analyses_of(model, EVERY), batch)
+    model, facts, batch = prepared(model_type, torch.bfloat16)
+    run(monkeypatch, model, facts, analyses_of(model, EVERY), batch)
 
 
 @pytest.mark.parametrize("name", ["mixing", "norms"])
 @pytest.mark.parametrize("model_type", ["bert", "llama", "mistral"])
 @pytest.mark.spread(1)
 def test_nothing_waits_to_learn_which_tokens_are_words(monkeypatch, model_type, name):
-    model, layout, batch = prepared(model_type)
-    run(monkeypatch, model, layout, analyses_of(model, name.split(", ")), with_words(batch))
+    model, facts, batch = prepared(model_type)
+    run(monkeypatch, model, facts, analyses_of(model, name.split(", ")), with_words(batch))
 
 
 @pytest.mark.parametrize("name", ["alignment", "norms", "mixing"])
 @pytest.mark.parametrize("of_words", [False, True])
 @pytest.mark.spread(1)
 def test_no_analysis_of_cross_attention_waits(monkeypatch, name, of_words):
-    model, layout = tiny_stack("marian", "cross", torch.float32), layout_of("marian", "cross")
+    model, facts = tiny_stack("marian", "cross", torch.float32), facts_for("marian", "cross")
     references = {
         row: SentencePair(own.source, own.target, Links(own.sure, own.possible)) for row, own in PAIRS.items()
     }
-    context = dataclasses.replace(context_of(model, layout), resources={REFERENCE: Reference(references, {})})
+    context = dataclasses.replace(context_of(model, facts), resources={REFERENCE: Reference(references, {})})
     info = analyses()[name]
     options = info.options(**({"seed": 0} if name == "norms" else {}))
     run(
         monkeypatch,
         model,
-        layout,
+        facts,
         [info.load()(options, context)],
         with_words(translations(1, 3)) if of_words else translations(1, 3),
     )
@@ -163,7 +169,7 @@ def test_no_analysis_of_cross_attention_waits(monkeypatch, name, of_words):
 @pytest.mark.parametrize("model_type", ["bert", "llama"])
 @pytest.mark.slow
 def test_syntax_does_not_wait(monkeypatch, model_type):
-    model, layout, batch = prepared(model_type)
+    model, facts, batch = prepared(model_type)
     words = torch.tensor([[NO_WORD, 0, 1, 1, 2, NO_WORD]] * 3)
     annotation = Annotation(((0, 1), (2, 3), (4, 5)), {"deprel": ("det", "root", "punct")}, (1, ROOT, 1))
     batch = dataclasses.replace(
@@ -171,33 +177,33 @@ def test_syntax_does_not_wait(monkeypatch, model_type):
     )
     treebank = Treebank((ALL, "det", "punct"), Sentences)
     context = dataclasses.replace(context_of(model), has_feed_forward=True, resources={TREEBANK: treebank})
-    run(monkeypatch, model, layout, [SyntaxAnalysis(SyntaxOptions(), context)], batch)
+    run(monkeypatch, model, facts, [SyntaxAnalysis(SyntaxOptions(), context)], batch)
 
 
 @pytest.mark.parametrize("sums", [False, True])
 def test_similarity_does_not_wait(monkeypatch, sums):
-    model, layout, _ = prepared("bert")
-    context = dataclasses.replace(context_of(model), observed=ObservedStack(model, layout))
+    model, facts, _ = prepared("bert")
+    context = dataclasses.replace(context_of(model), observed=ObservedStack(model, facts))
     pairing = Pairing((None, None), ((0, 0), (0, 0)), torch.zeros(4, dtype=torch.long))
     batch = dataclasses.replace(random_batch((4, 6), 99), rows=(1, 1, 2, 2), pairing=pairing)
-    run(monkeypatch, model, layout, [SimilarityAnalysis(SimilarityOptions(sums=sums), context)], batch)
+    run(monkeypatch, model, facts, [SimilarityAnalysis(SimilarityOptions(sums=sums), context)], batch)
 
 
 @pytest.mark.slow
 def test_looking_for_massive_activations_does_not_wait_where_there_have_been_some(monkeypatch):
-    model, layout, batch = prepared("llama")
+    model, facts, batch = prepared("llama")
     (sinks,) = analyses_of(model, ["sinks"])
     massive = sinks._massive
     massive._watched.add(1)
-    run(monkeypatch, model, layout, [sinks], batch)
+    run(monkeypatch, model, facts, [sinks], batch)
     assert [kept.layer for kept in massive._kept] == [1]
 
 
 @pytest.mark.slow
 def test_sampled_queries_are_known_on_the_host(monkeypatch):
-    model, layout, batch = prepared("llama")
+    model, facts, batch = prepared("llama")
     norms = NormsAnalysis(NormsOptions(seed=0, sampled_queries=2), context_of(model))
-    run(monkeypatch, model, layout, [norms], batch)
+    run(monkeypatch, model, facts, [norms], batch)
 
 
 @pytest.mark.spread(4)
@@ -214,8 +220,8 @@ def test_sampled_queries_are_known_on_the_host(monkeypatch):
     ],
 )
 def test_an_analysis_that_waits_is_refused(monkeypatch, waits, message):
-    model, layout, batch = prepared("bert")
+    model, facts, batch = prepared("bert")
     (mixing,) = analyses_of(model, ["mixing"])
     monkeypatch.setattr(mixing, "update_attention", lambda block, _batch: waits(block))
     with pytest.raises((RuntimeError, NotImplementedError), match=message):
-        run(monkeypatch, model, layout, [mixing], batch)
+        run(monkeypatch, model, facts, [mixing], batch)

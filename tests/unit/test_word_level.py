@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from normscope.analyses.pairs import pairs_of
-from normscope.api import SimilarityTo, attribute, attribution_maps, decompose, load
+from normscope.api import SimilarityTo, load
 from normscope.data.batching import Batch, collate, unpacked
 from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
@@ -29,10 +29,11 @@ from normscope.results.findings import Sentence
 from normscope.results.parts import about_words
 from normscope.results.result import Result
 from tests.end_to_end.shell import run_here
+from tests.one_text import attribute, attribution_maps, decompose
 from tests.oracles import specimens
 from tests.oracles.specimens import Specimen
 from tests.oracles.words import WordSequence
-from tests.tiny import layout_of, token_batch
+from tests.tiny import facts_for, token_batch
 from tests.treebank import write_treebank
 from tests.unit.test_data import Reader
 
@@ -53,7 +54,7 @@ def observed(family, model, visit):
     mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
     categories = torch.arange(max(LENGTHS)).remainder(3).expand(2, -1).masked_fill(~mask, -1)
     batch = Batch(inputs["input_ids"], None, mask, categories, (1, 2), units=UNITS)
-    with Observer(model, layout_of(family), [model.config.num_hidden_layers]) as observer:
+    with Observer(model, facts_for(family), [model.config.num_hidden_layers]) as observer:
         observer.run(inputs, lambda block: visit(block, batch))
 
 
@@ -113,6 +114,7 @@ class Words:
         return ratios
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("family", FAMILIES, scope="session")
 def test_everything_of_words_is_that_of_merged_vectors(family, family_model, monkeypatch):
     observed(family, family_model, check_maps)
@@ -207,7 +209,7 @@ def test_maps_of_words_through_whole_layers(family, family_model, monkeypatch):
                 torch.testing.assert_close(values, of_words[stage], rtol=1e-12, atol=1e-12)
 
     last = family_model.config.num_hidden_layers
-    with Observer(family_model, layout_of(family), [last], feed_forward=True) as observer:
+    with Observer(family_model, facts_for(family), [last], feed_forward=True) as observer:
         observer.run(token_batch(family_model, LENGTHS), lambda _block: None, None, visit)
 
 
@@ -343,7 +345,7 @@ def test_decompositions_and_attributions_of_words(saved_model):
     text = "The hippopotamus doesn't sing."
     tokens, words = (decompose(model, text, heads=True, feed_forward=True, level=level) for level in Level)
     assert words.tokens == words.key_tokens == ("[CLS]", "the", "hippopotamus", "doesn't", "sing", ".", "[SEP]")
-    assert words.words is None
+    assert words.map.query_words is None
     # Your own words.
     given = model.tokenizer("The hippopotamus does n't sing .".split(), is_split_into_words=True)
     own = decompose(model, given, level="word")
@@ -358,7 +360,7 @@ def test_decompositions_and_attributions_of_words(saved_model):
 
     torch.testing.assert_close(words.maps["attn_w"], merged(tokens.maps["attn_w"]))
     torch.testing.assert_close(words.head_maps["attn_w"], merged(tokens.head_maps["attn_w"]))
-    assert len(words.explorer().sentences[0].of_heads("attn_n")[0]) == words.head_maps["attn_w"].shape[1]
+    assert len(words.map.of_heads("attn_n")[0]) == words.head_maps["attn_w"].shape[1]
     scores = [attribute(model, text, SimilarityTo("A cat.", pooling="mean"), level=level) for level in Level]
     np.testing.assert_allclose(scores[1].scores, np.bincount(units, scores[0].scores))
     assert scores[1].tokens == words.tokens
@@ -426,6 +428,7 @@ def test_findings_say_words():
     assert lines.y_label == "share of words"
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", ["score", "sinks"])
 def test_analyses_of_tokens_are_refused(name, tmp_path, capsys, monkeypatch):
     outcome = run_here(capsys, monkeypatch, f"analysis={name}", "level=word", f"output_dir={tmp_path}/run")

@@ -25,6 +25,7 @@ from transformers import (
 import normscope
 from normscope.errors import InputError
 from normscope.models.load import adapters
+from tests.one_text import attribute, decompose
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, tiny_model, token_batch
 
 # peft uses a deprecated attribute of transformers.
@@ -100,17 +101,17 @@ STACKS = [("t5", stack) for stack in ("encoder", "decoder", "cross")] + [("maria
 
 
 @pytest.mark.parametrize("model_type", WITH_HEADS)
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_a_wrapped_model_is_the_one_that_is_loaded(model_type, tokenizer, tmp_path):
     model = in_memory(WITH_HEADS[model_type], model_type, tokenizer)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     before = record(model)
     wrapped = normscope.wrap(model, tokenizer)
-    decomposition = normscope.decompose(wrapped, TEXT)
+    decomposition = decompose(wrapped, TEXT)
     assert_same_record(before, record(model))
     loaded = normscope.load(tmp_path, device="cpu")
-    same(decomposition, normscope.decompose(loaded, TEXT))
+    same(decomposition, decompose(loaded, TEXT))
     assert (wrapped.max_length, wrapped.causal, wrapped.layers) == (loaded.max_length, loaded.causal, loaded.layers)
     head, expected = wrapped.masked_language_head, loaded.masked_language_head
     assert (head is None) == (expected is None) == (WITH_HEADS[model_type] is not AutoModelForMaskedLM)
@@ -119,8 +120,8 @@ def test_a_wrapped_model_is_the_one_that_is_loaded(model_type, tokenizer, tmp_pa
         assert torch.equal(head(**inputs).logits, expected(**inputs).logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model_type", "stack"), STACKS)
-@pytest.mark.spread(1)
 def test_every_stack_of_a_wrapped_encoder_decoder(model_type, stack, tokenizer, tmp_path):
     model = in_memory(AutoModelForSeq2SeqLM, model_type, tokenizer)
     model.save_pretrained(tmp_path)
@@ -158,7 +159,7 @@ def test_a_model_in_the_middle_of_its_training(tokenizer):
     loss, gradients = step()
     before = record(model)
     wrapped = normscope.wrap(model, tokenizer)
-    first = normscope.decompose(wrapped, TEXT)
+    first = decompose(wrapped, TEXT)
     assert_same_record(before, record(model))
     assert not any(parameter.requires_grad or parameter.grad is not None for parameter in wrapped.model.parameters())
     assert not any(module._forward_hooks or module.training for module in wrapped.model.modules())
@@ -166,11 +167,11 @@ def test_a_model_in_the_middle_of_its_training(tokenizer):
     assert loss == again
     assert all(a is b or torch.equal(a, b) for a, b in zip(gradients, gradients_again, strict=True))
     torch.optim.SGD(model.parameters(), lr=0.5).step()
-    second = normscope.decompose(wrapped, TEXT)
+    second = decompose(wrapped, TEXT)
     assert not torch.equal(first.maps["attn_n"], second.maps["attn_n"])
-    same(second, normscope.decompose(normscope.wrap(model, tokenizer), TEXT))
+    same(second, decompose(normscope.wrap(model, tokenizer), TEXT))
     model.eval()
-    same(second, normscope.decompose(wrapped, TEXT))
+    same(second, decompose(wrapped, TEXT))
 
 
 @pytest.mark.slow
@@ -181,20 +182,20 @@ def test_a_chunked_model_takes_texts_of_any_length(tokenizer):
         if hasattr(module, "chunk_size_feed_forward"):
             module.chunk_size_feed_forward = 0
     wrapped = normscope.wrap(model, tokenizer)
-    same(normscope.decompose(wrapped, TEXT), normscope.decompose(normscope.wrap(whole, tokenizer), TEXT))
+    same(decompose(wrapped, TEXT), decompose(normscope.wrap(whole, tokenizer), TEXT))
     assert model.encoder.layer[0].chunk_size_feed_forward == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 def test_any_dtype_and_attention_implementation(tokenizer, dtype, implementation):
     model = in_memory(AutoModel, "bert", tokenizer).to(dtype)
     model.set_attn_implementation(implementation)
     wrapped = normscope.wrap(model, tokenizer)
     assert wrapped.dtype == dtype
     assert model.config._attn_implementation == implementation
-    normscope.decompose(wrapped, TEXT)
+    decompose(wrapped, TEXT)
     assert model.config._attn_implementation == implementation
 
 
@@ -202,20 +203,20 @@ def test_any_dtype_and_attention_implementation(tokenizer, dtype, implementation
 def test_a_model_that_was_moved_or_cast_must_be_wrapped_again(tokenizer):
     model = in_memory(AutoModel, "bert", tokenizer)
     wrapped = normscope.wrap(model, tokenizer)
-    normscope.decompose(wrapped, TEXT)
+    decompose(wrapped, TEXT)
     model.double()
     with pytest.raises(InputError, match="has changed since it was wrapped.*wrap it again"):
-        normscope.decompose(wrapped, TEXT)
+        decompose(wrapped, TEXT)
     with pytest.raises(InputError, match="has changed since it was wrapped"):
         next(normscope.observe(wrapped, TEXT))
     assert normscope.wrap(model, tokenizer).dtype == torch.float64
     wrapped = normscope.wrap(model, tokenizer)
     model.encoder.layer[1].attention.self.query.weight = nn.Parameter(torch.zeros(24, 24).double())
     with pytest.raises(InputError, match="has changed since it was wrapped"):
-        normscope.decompose(wrapped, TEXT)
+        decompose(wrapped, TEXT)
     wrapped = normscope.wrap(model, tokenizer)
     del model  # nobody can change it any more
-    normscope.decompose(wrapped, TEXT)
+    decompose(wrapped, TEXT)
 
 
 # Adapters.
@@ -245,25 +246,25 @@ def adapted(tokenizer, **settings):
 def test_active_adapters_are_observed_merged(tokenizer, settings):
     peft = adapted(tokenizer, **settings)
     before = record(peft)
-    ours = normscope.decompose(normscope.wrap(peft, tokenizer), TEXT)
+    ours = decompose(normscope.wrap(peft, tokenizer), TEXT)
     assert_same_record(before, record(peft))
-    same(ours, normscope.decompose(normscope.wrap(peft.get_base_model(), tokenizer), TEXT))
+    same(ours, decompose(normscope.wrap(peft.get_base_model(), tokenizer), TEXT))
     merged = copy.deepcopy(peft).merge_and_unload()
-    same(ours, normscope.decompose(normscope.wrap(merged, tokenizer), TEXT))
+    same(ours, decompose(normscope.wrap(merged, tokenizer), TEXT))
     with peft.disable_adapter():
-        plain = normscope.decompose(normscope.wrap(peft, tokenizer), TEXT)
+        plain = decompose(normscope.wrap(peft, tokenizer), TEXT)
     assert not torch.allclose(plain.maps["attn_n"], ours.maps["attn_n"])
     untouched = in_memory(AutoModelForSequenceClassification, "bert", tokenizer)
-    same(plain, normscope.decompose(normscope.wrap(untouched, tokenizer), TEXT))
+    same(plain, decompose(normscope.wrap(untouched, tokenizer), TEXT))
 
 
 @pytest.mark.slow
 def test_merged_adapters_stay_merged(tokenizer):
     peft = adapted(tokenizer)
-    expected = normscope.decompose(normscope.wrap(peft, tokenizer), TEXT)
+    expected = decompose(normscope.wrap(peft, tokenizer), TEXT)
     peft.merge_adapter()
     before = record(peft)
-    same(normscope.decompose(normscope.wrap(peft, tokenizer), TEXT), expected)
+    same(decompose(normscope.wrap(peft, tokenizer), TEXT), expected)
     assert_same_record(before, record(peft))
 
 
@@ -271,14 +272,14 @@ def test_merged_adapters_stay_merged(tokenizer):
 def test_an_adapter_that_was_trained_or_switched_off_must_be_wrapped_again(tokenizer):
     peft = adapted(tokenizer)
     wrapped = normscope.wrap(peft, tokenizer)
-    normscope.decompose(wrapped, TEXT)
+    decompose(wrapped, TEXT)
     with peft.disable_adapter(), pytest.raises(InputError, match="wrap it again"):
-        normscope.decompose(wrapped, TEXT)
-    normscope.decompose(wrapped, TEXT)
+        decompose(wrapped, TEXT)
+    decompose(wrapped, TEXT)
     with torch.no_grad():
         next(parameter for name, parameter in peft.named_parameters() if "lora_B" in name).mul_(2)
     with pytest.raises(InputError, match="wrap it again"):
-        normscope.decompose(wrapped, TEXT)
+        decompose(wrapped, TEXT)
 
 
 def test_adapters_that_cannot_be_merged_are_refused(tokenizer, monkeypatch):
@@ -382,8 +383,8 @@ def test_gemma_that_sees_later_tokens(tokenizer, bidirectional):
 @pytest.mark.slow
 def test_another_tokenizer_by_name_or_in_memory(saved_model, tokenizer, tmp_path):
     in_memory(AutoModel, "bert", tokenizer).save_pretrained(tmp_path)
-    expected = normscope.decompose(normscope.load(tmp_path, tokenizer=saved_model, device="cpu"), TEXT)
-    same(normscope.decompose(normscope.load(tmp_path, tokenizer=tokenizer, device="cpu"), TEXT), expected)
+    expected = decompose(normscope.load(tmp_path, tokenizer=saved_model, device="cpu"), TEXT)
+    same(decompose(normscope.load(tmp_path, tokenizer=tokenizer, device="cpu"), TEXT), expected)
     with pytest.raises(InputError, match=r"^tokenizer=nowhere/none: "):
         normscope.load(tmp_path, tokenizer="nowhere/none")
 
@@ -402,9 +403,9 @@ def test_random_weights_leave_the_generator_as_it_was(saved_model):
 
 @pytest.mark.slow
 def test_a_device_map_must_put_the_model_on_one_device(saved_model):
-    expected = normscope.decompose(normscope.load(saved_model, device="cpu"), TEXT)
+    expected = decompose(normscope.load(saved_model, device="cpu"), TEXT)
     for device_map in ("cpu", {"": "cpu"}):
-        same(normscope.decompose(normscope.load(saved_model, device_map=device_map), TEXT), expected)
+        same(decompose(normscope.load(saved_model, device_map=device_map), TEXT), expected)
     with pytest.raises(InputError, match="expected all weights on one device, got offloaded; set device=cpu"):
         normscope.load(saved_model, device_map={"embeddings": "cpu", "encoder": "meta", "pooler": "cpu"})
     with pytest.raises(InputError, match=r"device_map='cpu': cannot be combined with device='cpu'; leave one out"):
@@ -431,8 +432,8 @@ def test_nothing_keeps_a_model_that_is_no_longer_used():
     """Neither the pass that was recorded of it, nor what was computed with it."""
     model = tiny_model(FAMILY_CONFIGS["bert"], torch.float32)
     wrapped = normscope.wrap(model)
-    normscope.decompose(wrapped, [5, 6, 7])
-    normscope.attribute(wrapped, [5, 6, 7], lambda hidden: hidden[0, 0])
+    decompose(wrapped, [5, 6, 7])
+    attribute(wrapped, [5, 6, 7], lambda hidden: hidden[0, 0])
     kept = [weakref.ref(model), weakref.ref(wrapped.model)]
     del model, wrapped
     gc.collect()

@@ -1,10 +1,7 @@
 """Wrong calls of the Python interface end in one line that names the argument, and in no other exception."""
 
-import contextlib
-
 import pytest
 
-from normscope.errors import InputError
 from tests.unit.wrong_calls.arguments import wrong_arguments
 from tests.unit.wrong_calls.call import fault
 from tests.unit.wrong_calls.models import changes_after_wrapping, damaged_models, other_models
@@ -43,8 +40,8 @@ def test_every_wrong_call(kind, stock):
     assert not faults, "\n".join(faults)
 
 
-def test_models_whose_modules_were_exchanged_are_observed_or_refused(stock):
-    """A layer may lack a norm that others have, and keep a projection elsewhere."""
+def test_models_whose_modules_were_exchanged_are_observed(stock):
+    """A layer may lack a norm that others have, and keep a norm or a projection elsewhere."""
     exchanged = {
         f"wrap with {module} for encoder.layer.1.attention.{part}"
         for module in ("Identity", "a Sequential around it")
@@ -53,7 +50,4 @@ def test_models_whose_modules_were_exchanged_are_observed_or_refused(stock):
     calls = [call for call in damaged_models(stock) if call.what in exchanged]
     assert len(calls) == len(exchanged)
     for call in calls:
-        refused = call.what.startswith("wrap with a Sequential") and call.what.endswith("LayerNorm")
-        message = "cannot be observed exactly: "
-        with pytest.raises(InputError, match=message) if refused else contextlib.nullcontext():
-            call.make()
+        call.make()

@@ -27,8 +27,8 @@ from normscope.errors import InputError
 from normscope.maths.norms import pair_norms, weighted_norms
 from normscope.maths.tensors import to_device
 from normscope.models.blocks.block import AttentionBlock
+from normscope.models.facts import ModelFacts
 from normscope.models.load.interventions import InterventionRunner
-from normscope.models.sites.layout import ModelLayout
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
@@ -92,7 +92,7 @@ class AlignmentAnalysis(Analysis):
         }
 
     @classmethod
-    def requirements(cls, options: AlignmentOptions, _layout: ModelLayout) -> Requirements:
+    def requirements(cls, options: AlignmentOptions, _facts: ModelFacts) -> Requirements:
         """The words of both sides, the reference alignments, and for gradients the head that predicts translations."""
         return Requirements(
             vectors_of_keys=True,
@@ -185,7 +185,7 @@ class AlignmentAnalysis(Analysis):
         }
         if maps:
             tables["maps"] = pd.concat([self._maps_of(row, own) for row, own in maps.items()], ignore_index=True)
-        rolled = roll_up(self.info.published, tables)
+        rolled = roll_up(self.info.declared, tables)
         return Result(
             tables=tables,
             metrics=rolled.metrics,

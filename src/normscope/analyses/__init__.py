@@ -1,4 +1,1 @@
-"""The analyses, one package each: their maths, accumulators, tables, figures and sentences.
-
-`registry.analyses()` lists them.
-"""
+"""The analyses, which `registry.analyses()` lists. CONTRIBUTING.md says what one consists of."""

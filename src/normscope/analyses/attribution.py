@@ -48,8 +48,8 @@ from normscope.data.examples import Example
 from normscope.errors import InputError
 from normscope.maths.choices import AttentionRule, ReadoutTarget
 from normscope.maths.words import WordGroups
+from normscope.models.facts import ModelFacts
 from normscope.models.load.interventions import InterventionRunner
-from normscope.models.sites.layout import ModelLayout
 from normscope.results.figures import Dots, Figure, Heatmaps, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
@@ -79,16 +79,16 @@ class AttributionAnalysis(Analysis):
         self.accumulators = {"sample": self._sample}
 
     @classmethod
-    def requirements(cls, options: AttributionOptions, layout: ModelLayout) -> Requirements:
+    def requirements(cls, options: AttributionOptions, facts: ModelFacts) -> Requirements:
         """The feed-forward networks, and the classifier if there is one; for translations, a sample of them.
 
         Raises:
             InputError: If a method is not defined for the model's family, or an option is not defined for translations.
         """
-        if layout.is_cross_attention:
+        if facts.is_cross_attention:
             return requirements_of_translations(options)
         try:
-            maps = len(defined_methods(layout, methods_of(options)[0], MapStage(str(options.stage))))
+            maps = len(defined_methods(facts, methods_of(options)[0], MapStage(str(options.stage))))
         except InputError as error:
             raise InputError(f"analysis=attribution: {error}") from error
         pairs = {}
@@ -148,7 +148,7 @@ class AttributionAnalysis(Analysis):
         ranking = attributed.faithfulness.ranking()
         quantity = attributed.readout.quantity
         tables = {"agreement": agreement, "faithfulness": faithfulness, "ranking": ranking}
-        rolled = roll_up(self.info.published, tables | {"ranking": ranking.assign(quantity=quantity)})
+        rolled = roll_up(self.info.declared, tables | {"ranking": ranking.assign(quantity=quantity)})
         return Result(
             tables=tables,
             metrics=rolled.metrics,
@@ -229,7 +229,7 @@ class SampleAttribution:
         self._stage, self._bias = MapStage(str(options.stage)), options.bias
         wanted, baselines = methods_of(options)
         model = runner.model
-        self._map_methods = defined_methods(model.layout, wanted, self._stage)
+        self._map_methods = defined_methods(model.facts, wanted, self._stage)
         self._methods: list[MapMethod | Baseline] = [*self._map_methods, *baselines]
         self.readout = self._readout()
         removes = options.erasure is Erasure.remove or options.target is ReadoutTarget.loss
@@ -294,7 +294,7 @@ class SampleAttribution:
         self, batch: Batch, methods: Sequence[MapMethod], *, keep: bool = False, groups: WordGroups | None = None
     ) -> dict[MapMethod, ModelMaps]:
         model, inputs, stage, bias = self._runner.model, batch.model_inputs(), self._stage, self._bias
-        return model_maps(model.model, model.layout, inputs, methods, stage=stage, bias=bias, keep=keep, groups=groups)
+        return model_maps(model.model, model.facts, inputs, methods, stage=stage, bias=bias, keep=keep, groups=groups)
 
     def _erasable(self, batch: Batch, answer: int) -> Int[np.ndarray, " ordinary"]:
         """The ordinary tokens or words of a batch of one sequence, except those that are predicted without being read."""
@@ -318,7 +318,7 @@ class SampleAttribution:
         mapped = [method for method in self._map_methods if method is not MapMethod.DECOMPX]
         scored = token_scores(
             model.model,
-            model.layout,
+            model.facts,
             batch.model_inputs(),
             self.readout,
             self._methods,

@@ -24,10 +24,10 @@ from normscope.maths.embedder import Embedder
 from normscope.maths.mixing import Method
 from normscope.maths.tensors import to_device
 from normscope.models.blocks.block import AttentionBlock, BlockParameters
-from normscope.models.infer.stacks import ObservedStack
+from normscope.models.facts import ModelFacts
 from normscope.models.load.interventions import InterventionRunner
 from normscope.models.observe.feed_forward import FeedForwardBlock
-from normscope.models.sites.layout import ModelLayout
+from normscope.models.observe.reading import ObservedStack
 from normscope.results.result import Result
 from normscope.statistics.accumulator import Accumulator
 
@@ -101,7 +101,7 @@ class AnalysisContext:
     dtype: torch.dtype = torch.float32
     """The type in which the model computes."""
     has_feed_forward: bool = True
-    """Whether a feed-forward network follows the attention of every layer; see `ModelLayout.has_networks`."""
+    """Whether a feed-forward network follows the attention of every layer; see `ModelFacts.has_networks`."""
     has_experts: bool = False
     """Whether feed-forward networks are mixtures of experts, whose routing decompositions hold."""
     options: Sequence[AnalysisConfig] = ()
@@ -120,7 +120,7 @@ class AnalysisContext:
         """Number of heads of each layer."""
         if self.observed is None:
             return {layer: len(parameters.output_weight) for layer, parameters in self.parameters.items()}
-        return {site.layer: site.attention.heads for site in self.observed.layout.sites}
+        return self.observed.facts.heads_of
 
     @cached_property
     def heads(self) -> int:
@@ -132,7 +132,7 @@ class AnalysisContext:
         """The positions of the blocks' norms, each once."""
         if self.observed is None:
             return {parameters.norm_position for parameters in self.parameters.values()}
-        return self.observed.layout.norm_positions
+        return self.observed.facts.norm_positions
 
     def with_heads(self, table: pd.DataFrame) -> pd.DataFrame:
         """The rows of a table whose head exists in their layer."""
@@ -210,7 +210,7 @@ class Analysis(abc.ABC):
         self.accumulators = {}
 
     @classmethod
-    def requirements(cls, _options: Any, _layout: ModelLayout) -> Requirements:
+    def requirements(cls, _options: Any, _facts: ModelFacts) -> Requirements:
         """What the analysis needs, given its options and the model. Called before the weights are loaded."""
         return Requirements()
 

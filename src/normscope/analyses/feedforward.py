@@ -26,9 +26,9 @@ from normscope.data.batching import Batch
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import ratio
 from normscope.maths.shares import layer_shares
+from normscope.models.facts import ModelFacts
 from normscope.models.load.interventions import InterventionRunner
 from normscope.models.observe.feed_forward import FeedForwardBlock
-from normscope.models.sites.layout import ModelLayout
 from normscope.results.figures import Figure, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
@@ -68,7 +68,7 @@ class FeedForwardAnalysis(Analysis):
         self.accumulators = {**self._ratios.accumulators, "sample": self._sample}
 
     @classmethod
-    def requirements(cls, _options: FeedForwardOptions, _layout: ModelLayout) -> Requirements:
+    def requirements(cls, _options: FeedForwardOptions, _facts: ModelFacts) -> Requirements:
         """The feed-forward networks."""
         return Requirements(feed_forward=True, vectors_of_keys=True)
 
@@ -101,7 +101,7 @@ class FeedForwardAnalysis(Analysis):
         shares = self._ratios.compute_shares().drop(columns=["residual", "count"])  # residual: the token's own
         table = ratios.merge(shares, on=["layer", "method", "category"])
         overall = overall_rows(table)
-        rolled = roll_up(self.info.published, {"change": change, "mixing_by_layer": overall})
+        rolled = roll_up(self.info.declared, {"change": change, "mixing_by_layer": overall})
         summary = self._ratios.by_category()
         name = METHODS[f"{self._stages[-1]}_n"].partition(":")[0]
         title = f"mixing ratio {name}: how much of a token's vector comes from other tokens after the whole layer"

@@ -1,4 +1,4 @@
-"""The check that every analysis makes before it publishes: no NaN, no infinity."""
+"""The check that every analysis makes before it returns its part: no NaN, no infinity."""
 
 from collections.abc import Sequence
 

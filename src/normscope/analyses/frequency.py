@@ -27,7 +27,7 @@ from normscope.data.token_frequencies import TokenCounter, TokenFrequencies, con
 from normscope.maths.mixing import Method
 from normscope.maths.tensors import to_device
 from normscope.models.blocks.block import AttentionBlock
-from normscope.models.sites.layout import ModelLayout
+from normscope.models.facts import ModelFacts
 from normscope.results.codes import SPECIAL_TOKENS
 from normscope.results.figures import Figure, Scatter
 from normscope.results.findings import Sentence, Summary
@@ -158,7 +158,7 @@ class FrequencyAnalysis(Analysis):
         """Sums over the layers of the current batch."""
 
     @classmethod
-    def requirements(cls, options: FrequencyOptions, _layout: ModelLayout) -> Requirements:
+    def requirements(cls, options: FrequencyOptions, _facts: ModelFacts) -> Requirements:
         """The frequency of every token."""
         return Requirements(vectors_of_keys=True, resources={FREQUENCIES: TokenFrequencyResource(options)})
 
@@ -219,7 +219,7 @@ class FrequencyAnalysis(Analysis):
             "correlation_by_layer": by_layer,
             "by_token": by_token,
         }
-        rolled = roll_up(self.info.published, tables)
+        rolled = roll_up(self.info.declared, tables)
         return Result(
             tables=tables,
             metrics=rolled.metrics,

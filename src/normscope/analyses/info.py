@@ -8,7 +8,7 @@ from pydantic import Field
 
 from normscope.analyses.papers import Paper
 from normscope.config.rules import Options
-from normscope.results.declare import Published
+from normscope.results.declare import Declared
 
 if TYPE_CHECKING:
     from normscope.data.options import DatasetOptions
@@ -69,8 +69,8 @@ class AnalysisInfo:
     requires_pairs: bool = False
     """Whether it compares the texts of pairs: it sees each text as a separate sequence, one after the other in a batch. The
     other analyses of the run see other batches, in which a pair is one sequence."""
-    published: Published = dataclasses.field(default_factory=Published, hash=False)
-    """What it publishes: its tables, and the numbers and curves that follow from them."""
+    declared: Declared = dataclasses.field(default_factory=Declared, hash=False)
+    """What it declares: its tables, and the numbers and curves that follow from them."""
 
     def load(self) -> type[Any]:
         """Import the `Analysis` subclass.

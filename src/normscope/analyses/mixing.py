@@ -73,7 +73,7 @@ class MixingAnalysis(Analysis):
         # Numbers and curves cover all tokens, whether or not `all` is among the categories that tables report.
         overall, shown = overall_rows(table), reported_rows(table, self.context.categories)
         counted = {"by_layer": overall, "shares": overall_rows(shares)}
-        rolled = roll_up(self.info.published, counted)
+        rolled = roll_up(self.info.declared, counted)
         summary = self._ratios.by_category()
         title = f"how much of a token's output vector comes from other tokens ({METHODS[self.context.methods[-1]]})"
         return Result(

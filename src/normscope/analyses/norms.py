@@ -27,7 +27,7 @@ from normscope.data.categories import ALL
 from normscope.maths.norms import expansion_rate
 from normscope.maths.tensors import lengthened
 from normscope.models.blocks.block import NOT_LINEAR, AttentionBlock
-from normscope.models.sites.layout import ModelLayout
+from normscope.models.facts import ModelFacts
 from normscope.results.codes import category_name
 from normscope.results.figures import Figure, Heatmaps, Lines, Scatter
 from normscope.results.findings import Sentence, Summary
@@ -96,7 +96,7 @@ class NormsAnalysis(Analysis):
         }
 
     @classmethod
-    def requirements(cls, _options: NormsOptions, _layout: ModelLayout) -> Requirements:
+    def requirements(cls, _options: NormsOptions, _facts: ModelFacts) -> Requirements:
         """One vector f(x) for each key."""
         return Requirements(vectors_of_keys=True)
 
@@ -193,7 +193,7 @@ class NormsAnalysis(Analysis):
             "input_dispersion": of_inputs,
             "singular_values": maps,
         }
-        rolled = roll_up(self.info.published, tables | {"by_head": of_heads})
+        rolled = roll_up(self.info.declared, tables | {"by_head": of_heads})
         expansion = self._expansion()
         metrics = {**rolled.metrics, **self._with_equal_weights(), **_mean_rates(expansion)}
         curves = rolled.curves if expansion is None else {**rolled.curves, "expansion": expansion["rate"]}

@@ -15,7 +15,7 @@ from normscope.analyses.declarations.outliers import OUTLIERS, OutlierCriterion,
 from normscope.analyses.hidden_moments import HiddenMoments, HiddenSummary, Origin
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
-from normscope.models.sites.layout import ModelLayout
+from normscope.models.facts import ModelFacts
 from normscope.results.figures import Figure, Lines, Profiles
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
@@ -40,7 +40,7 @@ class OutliersAnalysis(Analysis):
         self.accumulators = {"moments": self._moments.accumulator}
 
     @classmethod
-    def requirements(cls, _options: OutliersOptions, _layout: ModelLayout) -> Requirements:
+    def requirements(cls, _options: OutliersOptions, _facts: ModelFacts) -> Requirements:
         """Hidden vectors."""
         return Requirements(hidden=True)
 
@@ -79,7 +79,7 @@ class OutliersAnalysis(Analysis):
             "by_category": by_category,
         }
         chosen = {"dimensions": dimensions[dimensions["dimension"].isin(outliers)]}
-        rolled = roll_up(self.info.published, tables | chosen)
+        rolled = roll_up(self.info.declared, tables | chosen)
         return Result(
             tables=tables,
             metrics=rolled.metrics,

@@ -34,8 +34,8 @@ from normscope.maths.scores import (
 )
 from normscope.maths.tensors import lengthened
 from normscope.models.blocks.block import AttentionBlock
+from normscope.models.facts import ModelFacts
 from normscope.models.load.interventions import InterventionRunner
-from normscope.models.sites.layout import ModelLayout
 from normscope.results.axes import TOGETHER
 from normscope.results.codes import category_name
 from normscope.results.figures import Figure, Heatmaps, Lines, Profiles
@@ -89,7 +89,7 @@ class ScoreAnalysis(Analysis):
         }
 
     @classmethod
-    def requirements(cls, _options: ScoreOptions, _layout: ModelLayout) -> Requirements:
+    def requirements(cls, _options: ScoreOptions, _facts: ModelFacts) -> Requirements:
         """W_K, and the hidden vectors, from which the outlier dimensions are determined."""
         return Requirements(hidden=True, weights_of_keys=True)
 
@@ -142,7 +142,7 @@ class ScoreAnalysis(Analysis):
                 )
         if self.context.has_position_terms:
             notes.append("scores of this family also have position terms: contributions cover only q·k")
-        rolled = roll_up(self.info.published, tables)
+        rolled = roll_up(self.info.declared, tables)
         return Result(
             tables=tables,
             metrics=rolled.metrics,

@@ -29,8 +29,8 @@ from normscope.errors import InputError
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.maths.tensors import to_device
+from normscope.models.facts import ModelFacts
 from normscope.models.load.interventions import InterventionRunner
-from normscope.models.sites.layout import ModelLayout
 from normscope.results.codes import category_name
 from normscope.results.figures import Figure, Lines, WordMaps
 from normscope.results.findings import Sentence, Summary
@@ -83,14 +83,14 @@ class SimilarityAnalysis(Analysis):
             self.accumulators |= {"cells": self._cells, **self._maps.accumulators}
 
     @classmethod
-    def requirements(cls, options: SimilarityOptions, layout: ModelLayout) -> Requirements:
+    def requirements(cls, options: SimilarityOptions, facts: ModelFacts) -> Requirements:
         """Pairs of texts.
 
         Raises:
             InputError: If vectors cannot be followed through all layers.
         """
-        if layout.stack is None:
-            check_followed(layout)
+        if facts.stack is None:
+            check_followed(facts)
         return Requirements(keeps_layers=True, prompts=functools.partial(_prompts, options))
 
     def end_batch(self, batch: Batch) -> None:
@@ -154,7 +154,7 @@ class SimilarityAnalysis(Analysis):
             "pairs": pairs.sort_values(["query", "rank"], kind="stable", na_position="first", ignore_index=True),
             "by_token": token_table(self._tokens.compute(), friends, len(pairs), text),
         }
-        metrics = metrics_of(self.info.published, tables)
+        metrics = metrics_of(self.info.declared, tables)
         cosine, with_bias = metrics["cosine"], float(columns.of(kept, "with_bias").mean())
         metrics |= {"with_bias": with_bias} | ({"with_bias_share": with_bias / cosine} if cosine else {})
         metrics |= {f"category/{name}": float(values.mean()) for name, values in parts.items()}

@@ -25,8 +25,8 @@ from normscope.data.token_sequence import fingerprint
 from normscope.maths.massive import largest_magnitudes
 from normscope.maths.sinks import importance, queries_of_keys
 from normscope.models.blocks.block import AttentionBlock
+from normscope.models.facts import ModelFacts
 from normscope.models.load.interventions import InterventionRunner
-from normscope.models.sites.layout import ModelLayout
 from normscope.results.codes import category_name
 from normscope.results.figures import Figure, Heatmaps, Lines
 from normscope.results.findings import Sentence, Summary
@@ -80,7 +80,7 @@ class SinksAnalysis(Analysis):
         }
 
     @classmethod
-    def requirements(cls, options: SinksOptions, _layout: ModelLayout) -> Requirements:
+    def requirements(cls, options: SinksOptions, _facts: ModelFacts) -> Requirements:
         """The hidden vectors, and the head whose loss massive activations may decide."""
         return Requirements(hidden=True, language_head=options.ablation)
 
@@ -140,19 +140,19 @@ class SinksAnalysis(Analysis):
 
     def result(self) -> Result:
         """Tables, figures and sentences."""
-        published = self.info.published
+        declared = self.info.declared
         largest = self._largest.compute().mean[:, 0]
         require_finite(largest, "the hidden vectors of layer {layer}", range(len(largest)))
         by_head = [rates.by_head() for rates in self._rates]
         tables = {
             "by_head": pd.concat(by_head, ignore_index=True)
             if by_head
-            else pd.DataFrame(columns=list(published.tables["by_head"].columns)),
+            else pd.DataFrame(columns=list(declared.tables["by_head"].columns)),
             "massive": self._massive.table(),
         }
         if self._ablation is not None:
             tables["ablation"] = self._ablation
-        metrics = metrics_of(published, tables)
+        metrics = metrics_of(declared, tables)
         if self._rates:
             metrics["sink_rates/sequences"] = float(max(rates.sequences for rates in self._rates))
         sink = main_position(metrics)
@@ -165,7 +165,7 @@ class SinksAnalysis(Analysis):
             metrics=metrics,
             sentences=sentences_of(metrics, first_token or "BOS", self.options.length),
             # One curve for the sink, not one for each position.
-            curves=curves_of(published, {"by_head": of_sink}) | {"max_abs": curve},
+            curves=curves_of(declared, {"by_head": of_sink}) | {"max_abs": curve},
             figures=describe_figures(of_sink, curve, first_token, self.options.epsilon),
             summaries={
                 self.info.name: Summary(

@@ -25,8 +25,8 @@ from normscope.errors import InputError
 from normscope.maths.tensors import lengthened
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.blocks.word_block import WordBlock
+from normscope.models.facts import ModelFacts
 from normscope.models.observe.feed_forward import FeedForwardBlock
-from normscope.models.sites.layout import ModelLayout
 from normscope.results.figures import Dots, Figure, Heatmaps
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
@@ -100,10 +100,10 @@ class SyntaxAnalysis(Analysis):
         }
 
     @classmethod
-    def requirements(cls, options: SyntaxOptions, layout: ModelLayout) -> Requirements:
+    def requirements(cls, options: SyntaxOptions, facts: ModelFacts) -> Requirements:
         """The treebank, and feed-forward networks where there are any."""
         return Requirements(
-            vectors_of_keys=True, feed_forward=layout.has_networks, resources={TREEBANK: TreebankResource(options)}
+            vectors_of_keys=True, feed_forward=facts.has_networks, resources={TREEBANK: TreebankResource(options)}
         )
 
     def start_batch(self, batch: Batch) -> None:
@@ -159,7 +159,7 @@ class SyntaxAnalysis(Analysis):
         tables = {"heads": heads, "best": scores.best()}
         # Where single heads compete, the maps of whole blocks do not.
         competing = {"heads": heads[(heads["head"] > 0) | ~heads["measure"].isin(HEAD_MEASURES)]}
-        rolled = roll_up(self.info.published, tables | competing)
+        rolled = roll_up(self.info.declared, tables | competing)
         metrics = {**rolled.metrics, **self._gains_and_drops(pooled)}
         relations = [relation for relation in self._treebank.relations if relation != ALL]
         return Result(
@@ -440,7 +440,7 @@ def _with_both(counts: np.ndarray, axis: int) -> np.ndarray:
     return np.concatenate([counts, counts.sum(axis=axis, keepdims=True)], axis=axis)
 
 
-_HEAD_COLUMNS = list(SYNTAX.published.tables["heads"].columns)
+_HEAD_COLUMNS = list(SYNTAX.declared.tables["heads"].columns)
 
 
 def describe_figures(heads: pd.DataFrame, pooled: pd.DataFrame, relations: Sequence[str]) -> dict[str, Figure]:

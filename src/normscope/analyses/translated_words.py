@@ -11,7 +11,7 @@ import pandas as pd
 from jaxtyping import Float, Int
 
 from normscope.analyses.base import Requirements
-from normscope.analyses.declarations.attribution import OF_TRANSLATIONS, PUBLISHED, AttributionOptions
+from normscope.analyses.declarations.attribution import DECLARED, OF_TRANSLATIONS, AttributionOptions
 from normscope.analyses.finite import require_finite
 from normscope.analyses.samples import PAIRS, SampledPairs
 from normscope.attribution.methods import MapMethod
@@ -166,7 +166,7 @@ class TranslationSample:
             )
         words = pd.DataFrame(self._words)
         require_finite(words["source"].to_numpy(dtype=float), "the shares of the source")
-        metrics = roll_up(PUBLISHED, {"target_words": words}).metrics
+        metrics = roll_up(DECLARED, {"target_words": words}).metrics
         notes = []
         if self.without_rows:
             texts = counted(self.without_rows, "sampled translation has", "sampled translations have")

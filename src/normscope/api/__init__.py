@@ -1,46 +1,29 @@
 """The Python interface: load or wrap a model, observe its blocks, decompose texts, run analyses, attribute outputs."""
 
 from normscope.api.analysing import run
-from normscope.api.attention_values import AttentionValues, attention
-from normscope.api.attributed_maps import AttributionMap, AttributionMaps, attribution_maps
+from normscope.api.attention_values import attention
+from normscope.api.attributed_maps import attribution_maps
 from normscope.api.attributed_scores import attribute
-from normscope.api.attribution import Attribution, Attributions, load_attribution
-from normscope.api.decomposition import Decomposition, Decompositions, decompose
+from normscope.api.decomposition import decompose
 from normscope.api.models import DEFAULT_MODEL, load, observe, wrap
-from normscope.api.picture import Explorer, Picture, draw
-from normscope.api.recording import record_attention
-from normscope.api.similarities import Similarities, Similarity, similarity
+from normscope.api.similarities import similarity
 from normscope.api.targets import Answer, Label, MaskedToken, NextToken, SimilarityTo
 from normscope.api.training import Callback
 
 __all__ = [
     "DEFAULT_MODEL",
     "Answer",
-    "AttentionValues",
-    "Attribution",
-    "AttributionMap",
-    "AttributionMaps",
-    "Attributions",
     "Callback",
-    "Decomposition",
-    "Decompositions",
-    "Explorer",
     "Label",
     "MaskedToken",
     "NextToken",
-    "Picture",
-    "Similarities",
-    "Similarity",
     "SimilarityTo",
     "attention",
     "attribute",
     "attribution_maps",
     "decompose",
-    "draw",
     "load",
-    "load_attribution",
     "observe",
-    "record_attention",
     "run",
     "similarity",
     "wrap",

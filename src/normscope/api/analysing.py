@@ -128,7 +128,7 @@ def _prepared_model(
 
 def _of_model(model: LoadedModel, batch_tokens: int) -> dict[str, Any]:
     device = {"name": str(model.device), "dtype": str(model.dtype).removeprefix("torch."), "batch_tokens": batch_tokens}
-    return {"model": {"name": model.name, "stack": model.layout.stack}, "device": device}
+    return {"model": {"name": model.name, "stack": model.facts.stack}, "device": device}
 
 
 def _options(infos: Sequence[AnalysisInfo], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

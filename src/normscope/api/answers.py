@@ -1,4 +1,4 @@
-"""Attribution of a whole answer: the sum of what a causal language model gives each of its tokens."""
+"""Attributed of a whole answer: the sum of what a causal language model gives each of its tokens."""
 
 import dataclasses
 import itertools
@@ -15,7 +15,7 @@ from transformers import BatchEncoding
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.api.arguments import chosen, single_text
-from normscope.api.attribution import Attribution, table_of_effects
+from normscope.api.attribution import Attributed, table_of_effects
 from normscope.api.regions import sums_of_spans
 from normscope.api.targets import Answer, check_linear, required
 from normscope.attribution.passes import Effects, HeldPass, held_pass
@@ -59,7 +59,7 @@ def attributed_answer(
     target: Answer,
     asked: AttributionCall,
     owners: Sequence[str] | None,
-) -> Attribution:
+) -> Attributed:
     """Attribute an answer, or the difference between two answers to the same prompt.
 
     Args:
@@ -93,7 +93,7 @@ def attributed_answer(
             check_linear("the logit of the answer", float(each.parts.remainder), size, model.dtype)
     said = " minus that of ".join(repr(model.tokenizer.decode(each.answer)) for each in found)
     counts = [asked_units, *(len(each) - asked_units for each in names)]
-    return Attribution(
+    return Attributed(
         tokens=(*names[0], *itertools.chain.from_iterable(each[asked_units:] for each in names[1:])),
         scores=np.concatenate(
             [
@@ -202,7 +202,7 @@ def _attribute(model: LoadedModel, text: object, prompt: Batch, target: Answer, 
         )
     batch = _extended(model, prompt, ids, asked.level)
     by_part = asked.columns is not None
-    passed = held_pass(model.model, model.layout, batch.model_inputs(), head, parts=by_part, through=asked.through)
+    passed = held_pass(model.model, model.facts, batch.model_inputs(), head, parts=by_part, through=asked.through)
     by_token, effects = None, None
     with torch.inference_mode(False), torch.enable_grad():
         values = _values(passed, len(before) - 1, answer, measure)

@@ -28,10 +28,11 @@ from normscope.data.batching import Batch
 from normscope.data.options import DatasetOptions, Level
 from normscope.errors import InputError, printable
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.text_batches import batch_from_texts, describe_type, is_single
+from normscope.models.load.text_batches import Text, batch_from_texts, describe_type, is_single
 from normscope.models.options import DeviceOptions, ModelOptions
 from normscope.models.stored.stored_weights import number_format
 from normscope.reporting.options import FigureOptions
+from normscope.results.result import Result
 
 _GROUPS = {"model": ModelOptions, "dataset": DatasetOptions, "device": DeviceOptions, "figures": FigureOptions}
 _KEYS = {f"{group}.{field.name}" for group, options in _GROUPS.items() for field in dataclasses.fields(options)}
@@ -68,6 +69,9 @@ def _translated(message: str, arguments: Mapping[str, str]) -> str:
     message = re.sub(r"\banalysis\.\w+\.(\w+)", r"\1", message)
     return re.sub(r"=(true|false)\b", lambda value: f"={value[1].capitalize()}", message)
 
+
+Texts = Text | list[Text] | BatchEncoding
+"""A text, a list of texts, or what a tokenizer made of them."""
 
 Choice = TypeVar("Choice", bound=enum.StrEnum)
 
@@ -222,6 +226,8 @@ def _is_finite(result: Any) -> bool:
             return bool(values.sum().isfinite()) or bool(values.isfinite().all())
         case Mapping():
             return all(map(_is_finite, result.values()))
+        case Result():  # whose tables are made of what its maps and metrics hold
+            return _is_finite(result.maps) and _is_finite(result.metrics)
         case _ if dataclasses.is_dataclass(result):
             return all(map(_is_finite, vars(result).values()))
         case Sequence():

@@ -2,19 +2,19 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import pandas as pd
 import psutil
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import BatchEncoding
 
-from normscope.api.arguments import checked, chosen, in_terms_of_arguments, refuse_overflow, whole_numbers
+from normscope.api.arguments import Texts, checked, chosen, in_terms_of_arguments, refuse_overflow, whole_numbers
+from normscope.api.attended import AttentionValues as AttentionValues
+from normscope.api.attended import result_of
+from normscope.api.one_text import described
 from normscope.api.regions import Read, Regions, asks_for_words, regions_of
 from normscope.data.batching import Batch
 from normscope.data.options import Level
@@ -23,11 +23,10 @@ from normscope.maths.choices import HeadReduction, PairMeasure
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.blocks.region_sums import RegionSums
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.text_batches import Text, batch_from_texts, is_single
+from normscope.models.load.text_batches import batch_from_texts, is_single
+from normscope.models.observe.check import Check
 from normscope.models.observe.observer import Observer
-from normscope.models.observe.text_check import Check
-from normscope.statistics.tidy import tidy
-from normscope.untrusted.writing import write_named
+from normscope.results.result import Result
 
 _COMPARED = 32
 """Number of rows, spread evenly over the requested ones, whose α is compared with what the model does."""
@@ -36,59 +35,10 @@ _LARGEST_SHARE = 0.8
 """The share of the free memory that a result may take."""
 
 
-class AttentionValues(NamedTuple):
-    """How much queries receive from keys, as an array with named axes."""
-
-    values: Float[np.ndarray, "*axes"]
-    """Values along `axes`: for regions of several tokens, sums over queries and keys; means over visible pairs for scores."""
-    axes: Mapping[str, Sequence[Any]]
-    """The labels of each axis, in order: `layer` and `head` from 1, then the names of each `query` and `key`. There is no
-    `head` if heads are reduced; `rank`, from 1, replaces `key` if only the strongest keys are kept."""
-    positions: Mapping[str, Sequence[int]]
-    """The position of the first token of each `query` and `key`, from 0."""
-    keys: Sequence[str]
-    """The names of all keys, including those that are not among the strongest."""
-    strongest: Int[np.ndarray, "*axes"] | None
-    """The key of each value, as an index into `keys`; None unless only the strongest keys are kept."""
-    measure: str
-    text: str
-    """The text, decoded from its tokens."""
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """One row per value: `layer`, `head`, `query` and `key` (positions of first tokens, from 0), names and the measure."""
-        axes = {name: np.arange(len(labels)) if name == "query" else labels for name, labels in self.axes.items()}
-        if self.strongest is None:
-            axes["key"] = np.arange(len(self.keys))
-        table = tidy({self.measure: self.values}, **axes)
-        if self.strongest is not None:
-            table["key"] = self.strongest.ravel()
-        for name, names in (("query", self.axes["query"]), ("key", self.keys)):
-            places = table[name].to_numpy()
-            table[name] = np.asarray(self.positions[name])[places]
-            table[f"{name}_token"] = np.array(names, dtype=object)[places]
-        order = [
-            name for name in ("layer", "head", "query", "query_token", "rank", "key", "key_token") if name in table
-        ]
-        return table[[*order, self.measure]]
-
-    def to_pandas(self) -> pd.DataFrame:
-        """All values as one tidy table; the same as `table`."""
-        return self.table
-
-    def save(self, path: str | Path) -> None:
-        """Save the table as a Parquet file.
-
-        Raises:
-            InputError: If the file cannot be written.
-        """
-        write_named(path, self.table.to_parquet(index=False))
-
-
 @checked
 def attention(
     model: LoadedModel,
-    text: Text | list[Text] | BatchEncoding,
+    text: Texts,
     *,
     queries: Any = None,
     keys: Any = None,
@@ -97,7 +47,7 @@ def attention(
     measure: str = "weight",
     reduce: str | None = None,
     top: int | None = None,
-) -> AttentionValues | list[AttentionValues]:
+) -> Result:
     """How much chosen tokens or regions of a text receive from others through attention, at any length.
 
     The model runs torch's fused attention. Its log-normalisers give α a few rows or one tile at a time: α_ij = exp(s_ij − ℓ_i).
@@ -125,14 +75,16 @@ def attention(
         top: Keep only this many keys for each query, those with the largest values.
 
     Returns:
-        An array with named axes, `.values` and `.axes`; `.table` is the same as a DataFrame, and `.save` writes that. For a
-        list of texts, or a BatchEncoding of several: a list of such results.
+        A result: `.table` has a row for each value, `.tables["strongest"]` the keys from which each query receives most, and
+        `.maps` arrays for each text: what all of these heads together pass (the mean over them; of shares, the sum), by layer,
+        query and key, and what single heads pass, if all of them were asked for. For a list of texts, or a BatchEncoding of
+        several, tables have a column `sequence`, counted from 0.
 
     Examples:
         >>> import normscope
         >>> model = normscope.load()
         >>> result = normscope.attention(model, "A short text.", queries="last", keys="words", reduce="mean")
-        >>> result.values.shape, result.axes["key"]
+        >>> result.maps[0].maps["attn_w"].shape, result.maps[0].keys
         ((6, 1, 6), ('[CLS]', 'a', 'short', 'text', '.', '[SEP]'))
 
     Raises:
@@ -141,7 +93,10 @@ def attention(
     """
     with in_terms_of_arguments():
         asked = asked_of(model, layers, heads, measure, reduce, top)
-        return model.exclusively(lambda: _attention(model, text, queries, keys, asked))
+        found, single = model.exclusively(lambda: _attention(model, text, queries, keys, asked))
+        given = {"queries": queries, "keys": keys, "layers": layers, "heads": heads, "reduce": reduce, "top": top}
+        about = described(model, "attention", [each.text for each in found], measure=measure, **given)
+        return dataclasses.replace(result_of(found, None if single else "sequence"), **about)
 
 
 class Asked(NamedTuple):
@@ -169,15 +124,15 @@ def asked_of(
     """
     if top is not None and top < 1:
         raise InputError(f"top={top}: expected a number of keys, 1 or more")
-    layout = model.layout
-    numbers = whole_numbers("layers", layers, 1, model.layers) or list(layout.attends)
+    facts = model.facts
+    numbers = whole_numbers("layers", layers, 1, model.layers) or list(facts.attends)
     for layer in numbers:
-        layout.check_attends("layers", layer)
-    if layout.heads_differ and (heads is not None or reduce is None):
+        facts.check_attends("layers", layer)
+    if facts.heads_differ and (heads is not None or reduce is None):
         raise InputError(
             f"reduce: the layers of {model.name} differ in their number of heads; set reduce=mean or max, and leave heads out"
         )
-    of_heads = whole_numbers("heads", heads, 1, layout.heads) or list(range(1, layout.heads + 1))
+    of_heads = whole_numbers("heads", heads, 1, facts.heads) or list(range(1, facts.heads + 1))
     return Asked(
         layers=sorted(numbers),
         heads=of_heads,
@@ -193,13 +148,14 @@ def _attention(
     queries: object,
     keys: object,
     asked: Asked,
-) -> AttentionValues | list[AttentionValues]:
+) -> tuple[list[AttentionValues], bool]:
+    """What queries receive, text by text, and whether it is a single one."""
     words = asks_for_words(queries) or asks_for_words(keys)
     batch = batch_from_texts(model, text, Level.word if words else Level.token)
     single = is_single(text) and batch.sequences == 1
     texts = [text] if is_single(text) else text
-    observer = Observer(model.model, model.layout, asked.layers)
-    if asked.measure is PairMeasure.score and not model.layout.registry:
+    observer = Observer(model.model, model.facts, asked.layers, projections=False)
+    if asked.measure is PairMeasure.score and not model.facts.calls_function:
         raise InputError(
             "measure=score: this model computes attention in its own code, which returns weights but no scores; choose weight, "
             "norm or share"
@@ -213,7 +169,7 @@ def _attention(
             for argument, wanted, side in (("queries", queries, 0), ("keys", keys, 1))
         )
         found.append(_of_text(model, observer, of_text, asked, rows, columns))
-    return found[0] if single else found
+    return found, single
 
 
 def read_side(model: LoadedModel, text: object, batch: Batch, side: int, words: bool) -> Read:
@@ -244,7 +200,7 @@ def _of_text(
     values = torch.empty(shape, dtype=dtype)
     strongest = None if asked.top is None else torch.empty(shape, dtype=torch.int32)
     index = {layer: place for place, layer in enumerate(asked.layers)}
-    every = len(asked.heads) == model.layout.heads
+    every = len(asked.heads) == model.facts.heads
     of_heads = None if every else torch.tensor(asked.heads) - 1
 
     def visit(block: AttentionBlock) -> None:

@@ -1,8 +1,8 @@
 """Attribution maps of a whole model: which tokens each output comes from."""
 
 import dataclasses
-from collections.abc import Iterable
-from pathlib import Path
+import functools
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import pandas as pd
@@ -10,8 +10,7 @@ from jaxtyping import Float
 from transformers import BatchEncoding
 
 from normscope.api.arguments import checked, chosen, exclusive, single_text
-from normscope.api.picture import Explorer, Picture
-from normscope.api.saved import SAVED, save_result
+from normscope.api.one_text import described
 from normscope.attribution.methods import (
     NEEDS_FEED_FORWARD,
     NEEDS_VECTORS_OF_KEYS,
@@ -27,147 +26,151 @@ from normscope.errors import InputError
 from normscope.maths.choices import ValueBias
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import Text
+from normscope.results.findings import Sentence, Summary
 from normscope.results.maps import TokenMap
+from normscope.results.result import Result
+from normscope.results.table_files import Lazy
+from normscope.rounding import number
 from normscope.statistics.tidy import tidy
 
 _METHODS = (MapMethod.ROLLOUT, MapMethod.NORM_ROLLOUT, MapMethod.ALTI, MapMethod.DECOMPX)
 """The methods by default; for a translation, only ALTI+."""
 
-_TITLES = {
-    MapMethod.ROLLOUT: "rollout of the weights",
-    MapMethod.NORM_ROLLOUT: "rollout of the norms",
-    MapMethod.GLOBENC: "GlobEnc",
-    MapMethod.ALTI: "ALTI",
-    MapMethod.VALUE_ZEROING: "value zeroing",
-    MapMethod.DECOMPX: "DecompX",
-}
+_STRONGEST = 12
+"""Pairs of tokens that are printed."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class AttributionMap:
-    """How much each token contributes to each output vector of a model, by one method. Rows are the outputs."""
+class _Maps:
+    """How much each token contributes to each output vector of a model, by method."""
 
-    __pydantic_config__ = SAVED
-
-    method: str
     tokens: tuple[str, ...]
-    """The tokens of the text, one per row; for a translation, those that the decoder reads."""
-    layers: Float[np.ndarray, "layer query key"] | None
-    """The map of each layer by itself; None where a method has none (`decompx`). For a translation, each layer of the
-    decoder, whose first columns are the encoder's outputs."""
-    cumulative: Float[np.ndarray, "layer query key"]
+    """The outputs; for a translation, the tokens that the decoder reads."""
+    source: tuple[str, ...]
+    """For a translation, the source's tokens, which come first among those that contribute; otherwise empty."""
+    cumulative: Mapping[str, Float[np.ndarray, "layer query _"]]
     """From the input up to each layer; `decompx` has one more column, for the bias."""
-    level: Level = Level.token
-    """Whether rows and columns are tokens or words."""
-    source_tokens: tuple[str, ...] | None = None
-    """For a translation, the source's tokens, which are the first columns; otherwise None."""
-    shares: Float[np.ndarray, "query key"] | None = None
-    """The signed share of each source in each output, read out along the output vector, with a column for the bias. Those of an
-    output add up to 1. Only `decompx` has the vectors for it; None otherwise."""
+    layers: Mapping[str, Float[np.ndarray, "layer query key"]]
+    """The map of each layer by itself, of methods that have one."""
+    shares: Mapping[str, Float[np.ndarray, "query _"]]
+    """The signed share of each source in each output, with a column for the bias, of methods that have the vectors for it."""
+
+    @classmethod
+    def of(cls, found: Mapping[MapMethod, ModelMaps], tokens: tuple[str, ...], source: tuple[str, ...] = ()) -> "_Maps":
+        """The maps of one text, on the CPU."""
+        cumulative, layers, shares = {}, {}, {}
+        for method, maps in found.items():
+            assert maps.cumulative is not None
+            cumulative[str(method)] = np.stack([layer[0].cpu().numpy() for layer in maps.cumulative])
+            if maps.layers is not None:
+                layers[str(method)] = np.stack([layer[0].cpu().numpy() for layer in maps.layers])
+            if maps.shares is not None:
+                shares[str(method)] = maps.shares[0].cpu().numpy()
+        return cls(tokens, source, cumulative, layers, shares)
 
     @property
-    def total(self) -> Float[np.ndarray, "query key"]:
-        """Through all layers: the last of `cumulative`."""
-        total: np.ndarray = self.cumulative[-1]
-        return total
+    def keys(self) -> tuple[str, ...]:
+        """The tokens that contribute."""
+        return (*self.source, *self.tokens)
 
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The names of the columns: the tokens (for a translation, the source's first) and, for `decompx`, the bias."""
-        tokens = (*(self.source_tokens or ()), *self.tokens)
-        return (*tokens, "bias") if self.total.shape[1] > len(tokens) else tokens
+    def result(self, unit: str) -> Result:
+        """The maps, with tables that are made when they are read."""
+        tables: dict[str, Callable[[], pd.DataFrame]] = {
+            "total": self._total,
+            "layers": functools.partial(self._stacked, self.layers),
+        }
+        biased = {name: values for name, values in self.cumulative.items() if values.shape[2] > len(self.keys)}
+        tables |= {"bias": functools.partial(_bias, biased, self.tokens)} if biased else {}
+        count = len(next(iter(self.cumulative.values())))
+        token_map = TokenMap(
+            title=" ".join(self.tokens),
+            queries=self.tokens,
+            keys=self.keys,
+            layers=tuple(range(1, count + 1)),
+            maps={name: values[:, :, : len(self.keys)] for name, values in self.cumulative.items()},
+            is_cross_attention=bool(self.source),
+            unit=unit,
+        )
+        strongest = _summary(token_map)
+        (output, source), (method, value) = strongest.table.index[0], next(strongest.table.iloc[:1].items())
+        text = f"Through all layers, {output} takes the most from {source}: {number(value.iloc[0])} ({method})."
+        return Result(
+            tables=Lazy(tables),
+            maps=[token_map],
+            sentences=[Sentence(text, table="total", measure=str(method))],
+            summaries={"": strongest},
+        )
 
-    @property
-    def table(self) -> pd.DataFrame:
-        """One row per output and source, through all layers; tokens are numbered from 0, in a translation on each `side`."""
+    def _total(self) -> pd.DataFrame:
+        """One row per method, output and source, through all layers.
+
+        Tokens are numbered from 0, in a translation on each side.
+        """
+        tables = []
+        for name, values in self.cumulative.items():
+            table = self._of_pairs(
+                {"value": values[-1]} | ({"share": self.shares[name]} if name in self.shares else {})
+            )
+            tables.append(table.assign(method=name))
+        return _first("method", pd.concat(tables, ignore_index=True))
+
+    def _stacked(self, maps: Mapping[str, Float[np.ndarray, "layer query key"]]) -> pd.DataFrame:
+        """One row per method, layer, output and source."""
+        tables = [
+            self._of_pairs({"value": values}, layer=range(1, len(values) + 1)).assign(method=name)
+            for name, values in maps.items()
+        ]
+        return _first("method", pd.concat(tables, ignore_index=True)) if tables else pd.DataFrame()
+
+    def _of_pairs(self, values: Mapping[str, np.ndarray], **axes: range) -> pd.DataFrame:
+        """One row per output and source, the bias last if values have a column for it."""
+        columns = next(iter(values.values())).shape[-1]
+        names = (*self.keys, "bias")[:columns]
         table = tidy(
             {
                 "query_token": np.array(self.tokens, dtype=object)[:, None],
-                "key_token": np.array(self.sources, dtype=object),
-                "value": self.total,
-                **({} if self.shares is None else {"share": self.shares}),
+                "key_token": np.array(names, dtype=object),
+                **values,
             },
+            **axes,
             query=range(len(self.tokens)),
-            key=range(len(self.sources)),
+            key=range(columns),
         )
-        if self.source_tokens is not None:
-            of_source = table["key"] < len(self.source_tokens)
-            table.insert(1, "side", np.where(of_source, "source", "target"))
-            table["key"] -= np.where(of_source, 0, len(self.source_tokens))
+        if self.source:
+            of_source = table["key"] < len(self.source)
+            table.insert(len(axes) + 1, "side", np.where(of_source, "source", "target"))
+            table["key"] -= np.where(of_source, 0, len(self.source))
         return table
 
-    def figure(self) -> Picture:
-        """The map through all layers, as a figure."""
-        title = _TITLES[MapMethod(self.method)] + ("" if self.source_tokens is None else "+")
-        columns = "column" if self.source_tokens is None else "column: the source, then the target so far"
-        caption = f"How much of each output (row) comes from each {self.level} ({columns}), through all layers; darker is more."
-        whole = TokenMap(" ".join(self.tokens), self.tokens, self.sources, (0,), {self.method: self.total[None]})
-        return Picture(whole.figure({self.method: title}, caption))
 
-    def explorer(self) -> Explorer:
-        """The map from the input up to each layer, without the bias, as an interactive page like in a report.
-
-        Raises:
-            InputError: If there are too many values for one page.
-        """
-        return AttributionMaps({self.method: self}).explorer()
-
-    @checked
-    def save(self, path: str | Path) -> None:
-        """Write everything to a file, which `load_attribution` reads back exactly.
-
-        Args:
-            path: The file; its format is safetensors, whatever its name.
-
-        Raises:
-            InputError: If the file cannot be written.
-        """
-        save_result(self, path)
-
-    def _check_sizes(self) -> None:
-        """Check that maps have a row for every token and a column for every source."""
-        cells = (len(self.tokens), len(self.sources))
-        shares = self.total if self.shares is None else self.shares
-        rows = len(self.tokens) if self.layers is None else self.layers.shape[1]
-        if self.total.shape != cells or shares.shape != cells or rows != len(self.tokens):
-            raise ValueError("expected a row for every token and a column for every source")
-        MapMethod(self.method)
-
-    def _repr_html_(self) -> str:
-        return self.figure()._repr_html_()
-
-    def __repr__(self) -> str:
-        table = pd.DataFrame(self.total, index=list(self.tokens), columns=list(self.sources))
-        return f"{self.method}\n{table.to_string(float_format='{:.3f}'.format)}"
+def _bias(biased: Mapping[str, Float[np.ndarray, "layer query _"]], tokens: tuple[str, ...]) -> pd.DataFrame:
+    """What comes from the biases up to each layer: one row per method, layer and output."""
+    tables = [
+        tidy(
+            {"query_token": np.array(tokens, dtype=object), "value": values[:, :, -1]},
+            layer=range(1, len(values) + 1),
+            query=range(len(tokens)),
+        ).assign(method=name)
+        for name, values in biased.items()
+    ]
+    return _first("method", pd.concat(tables, ignore_index=True))
 
 
-class AttributionMaps(dict[str, AttributionMap]):
-    """The maps of one text, by method."""
+def _first(column: str, table: pd.DataFrame) -> pd.DataFrame:
+    """A table with one of its columns first."""
+    return table[[column, *(name for name in table if name != column)]]
 
-    def explorer(self) -> Explorer:
-        """The maps of all methods from the input up to each layer, without the bias, as an interactive page like in a report.
 
-        Raises:
-            InputError: If there are none, or too many values for one page.
-        """
-        if not self:
-            raise InputError("explorer: expected at least one map")
-        one = next(iter(self.values()))
-        keys = (*(one.source_tokens or ()), *one.tokens)
-        maps = {method: each.cumulative[:, :, : len(keys)].astype(np.float32) for method, each in self.items()}
-        token_map = TokenMap(
-            title=" ".join(one.tokens),
-            queries=one.tokens,
-            keys=keys,
-            layers=tuple(range(1, len(one.cumulative) + 1)),
-            maps=maps,
-            is_cross_attention=one.source_tokens is not None,
-            unit=str(one.level),
-        )
-        return Explorer(one.figure(), [token_map])
-
-    def _repr_html_(self) -> str:
-        return "".join(each._repr_html_() for each in self.values())
+def _summary(of: TokenMap) -> Summary:
+    """The pairs of tokens through all layers that the first method finds strongest."""
+    last = np.stack([values[-1].ravel() for values in of.maps.values()], axis=1)
+    strongest = np.argsort(-last[:, 0], kind="stable")[:_STRONGEST]
+    queries, keys = np.unravel_index(strongest, (len(of.queries), len(of.keys)))
+    names = pd.MultiIndex.from_arrays(
+        [[of.queries[at] for at in queries], [of.keys[at] for at in keys]], names=["output", "from"]
+    )
+    table = pd.DataFrame(last[strongest].astype(float), index=names, columns=list(of.maps))
+    return Summary(table, digits=3, caption="The largest parts of outputs, through all layers")
 
 
 @checked
@@ -180,7 +183,7 @@ def attribution_maps(
     bias: str = "token",
     stage: str = "block",
     level: str = "token",
-) -> AttributionMaps:
+) -> Result:
     """Map how much of each output vector of a model comes from each token of a text, through all layers.
 
     Args:
@@ -197,12 +200,16 @@ def attribution_maps(
             output, and `decompx` merges the vectors before it measures them.
 
     Returns:
-        A dictionary with a map for each method, in the order of `methods`; its `.explorer()` shows them on one page.
+        A result: `.maps[0]` has a map for each method, in the order of `methods`, from the input up to each layer, without the
+        bias. `.table` has the maps through all layers: `value`, with a row for the bias of `decompx`, and the signed `share` of
+        each source in each output that `decompx` reads out along the output vectors; with the bias, those of an output add up
+        to 1. `.tables["layers"]` has the maps of single layers, which `decompx` has not, and `.tables["bias"]` its bias up to
+        each layer. In a translation, the source's tokens come first, and tables have a column `side`.
 
     Examples:
         >>> import normscope
         >>> maps = normscope.attribution_maps(normscope.load(), "A short text.", "alti")
-        >>> maps["alti"].total.sum(axis=1).round(3).tolist()  # each token's shares add up to 1
+        >>> maps.maps[0].maps["alti"][-1].sum(axis=1).round(3).tolist()  # each token's shares add up to 1
         [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 
     Raises:
@@ -211,32 +218,31 @@ def attribution_maps(
     wanted = _methods_of(model, methods)
     at_stage, rule = chosen("stage", stage, MapStage), chosen("bias", bias, ValueBias)
     of_level = chosen("level", level, Level)
-    if model.layout.reads_target:
+    if model.facts.reads_target:
         if of_level is Level.word:
             raise InputError("level=word is not defined for maps of translations; use level=token")
         return _of_translation(model, text, wanted)
-    check_followed(model.layout)
+    check_followed(model.facts)
     batch = single_text(model, text, "attribution_maps", of_level)
     if any(method in NEEDS_FEED_FORWARD or method is MapMethod.NORM_ROLLOUT for method in wanted):
         _ = model.layers_verification
     inputs, groups = batch.model_inputs(), batch.groups
-    maps = model_maps(model.model, model.layout, inputs, wanted, stage=at_stage, bias=rule, keep=True, groups=groups)
+    maps = model_maps(model.model, model.facts, inputs, wanted, stage=at_stage, bias=rule, keep=True, groups=groups)
     tokens = batch.unit_texts(model.tokenizer)
-    return AttributionMaps(
-        {str(method): _attribution_map(method, tokens, found, of_level) for method, found in maps.items()}
-    )
+    about = described(model, "attribution_maps", [" ".join(tokens)], level=of_level, stage=at_stage, bias=rule)
+    return dataclasses.replace(_Maps.of(maps, tokens).result(str(of_level)), **about)
 
 
 def _methods_of(model: LoadedModel, methods: Iterable[str] | None) -> list[MapMethod]:
     if methods is None:
-        if model.layout.reads_target:
+        if model.facts.reads_target:
             return [MapMethod.ALTI]
-        return [each for each in _METHODS if not model.layout.is_gated or each not in NEEDS_VECTORS_OF_KEYS]
+        return [each for each in _METHODS if not model.facts.is_gated or each not in NEEDS_VECTORS_OF_KEYS]
     names = [methods] if isinstance(methods, str) else list(methods)
     return [chosen("methods", name, MapMethod) for name in names]
 
 
-def _of_translation(model: LoadedModel, text: object, methods: list[MapMethod]) -> AttributionMaps:
+def _of_translation(model: LoadedModel, text: object, methods: list[MapMethod]) -> Result:
     for method in methods:
         check_defined_for_translations(method)
     batch = single_text(model, text, "attribution_maps")
@@ -244,25 +250,6 @@ def _of_translation(model: LoadedModel, text: object, methods: list[MapMethod]) 
     source, tokens = batch.source.unit_texts(model.tokenizer), batch.unit_texts(model.tokenizer)
     _ = model.stacks_verification
     maps = translation_maps(model.model, batch.model_inputs())
-    return AttributionMaps(
-        {str(method): _attribution_map(method, tokens, maps, Level.token, source) for method in methods}
-    )
-
-
-def _attribution_map(
-    method: MapMethod,
-    tokens: tuple[str, ...],
-    maps: ModelMaps,
-    level: Level,
-    source: tuple[str, ...] | None = None,
-) -> AttributionMap:
-    assert maps.cumulative is not None
-    return AttributionMap(
-        method=str(method),
-        tokens=tokens,
-        layers=None if maps.layers is None else np.stack([layer[0].cpu().numpy() for layer in maps.layers]),
-        cumulative=np.stack([layer[0].cpu().numpy() for layer in maps.cumulative]),
-        level=level,
-        source_tokens=source,
-        shares=None if maps.shares is None else maps.shares[0].cpu().numpy(),
-    )
+    found = _Maps.of(dict.fromkeys(methods, maps), tokens, source)
+    about = described(model, "attribution_maps", [f"{' '.join(source)} → {' '.join(tokens)}"])
+    return dataclasses.replace(found.result(str(Level.token)), **about)

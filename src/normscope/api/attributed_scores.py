@@ -2,18 +2,18 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import overload
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from transformers import BatchEncoding
 
 from normscope.api.answers import AttributionCall, attributed_answer
-from normscope.api.arguments import checked, chosen, exclusive, single_text
-from normscope.api.attribution import Attribution, Attributions, table_of_effects
+from normscope.api.arguments import Texts, checked, chosen, exclusive, single_text
+from normscope.api.attribution import Attributed, result_of, table_of_effects
+from normscope.api.one_text import described
 from normscope.api.regions import OTHER_PAIR, PAIR, owners_of_tokens, sums_of_spans
-from normscope.api.targets import Answer, Label, NextToken, Target, check_linear, prepared
+from normscope.api.targets import Answer, Label, NextToken, TokenTarget, check_linear, prepared
 from normscope.attribution.methods import check_followed
 from normscope.attribution.passes import held_pass, held_translation
 from normscope.attribution.scalars import attribute_scalars
@@ -25,47 +25,16 @@ from normscope.maths.choices import AttentionRule, ValueBias
 from normscope.maths.tensors import wide
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.predictor import token_number
-from normscope.models.load.text_batches import Text, describe_type, is_single, plain_ids
-
-
-@overload
-def attribute(
-    model: LoadedModel,
-    text: Text | BatchEncoding,
-    target: Target | str | int,
-    *,
-    against: str | int | list[int] | tuple[str, str] | None = None,
-    spans: Mapping[str, tuple[int, int]] | None = None,
-    by: str | Iterable[str] | None = None,
-    direct: bool = False,
-    bias: str = "token",
-    attention: str = "held",
-    level: str = "token",
-) -> Attribution: ...
-
-
-@overload
-def attribute(
-    model: LoadedModel,
-    text: Text | BatchEncoding | list[Text],
-    target: Target | str | int | list[Target | str | int],
-    *,
-    against: str | int | list[int] | tuple[str, str] | None = None,
-    spans: Mapping[str, tuple[int, int]] | None = None,
-    by: str | Iterable[str] | None = None,
-    direct: bool = False,
-    bias: str = "token",
-    attention: str = "held",
-    level: str = "token",
-) -> Attribution | Attributions: ...
+from normscope.models.load.text_batches import describe_type, is_single, plain_ids
+from normscope.results.result import Result
 
 
 @checked
 @exclusive
 def attribute(
     model: LoadedModel,
-    text: Text | BatchEncoding | list[Text],
-    target: Target | str | int | list[Target | str | int],
+    text: Texts,
+    target: TokenTarget | list[TokenTarget],
     *,
     against: str | int | list[int] | tuple[str, str] | None = None,
     spans: Mapping[str, tuple[int, int]] | None = None,
@@ -74,7 +43,7 @@ def attribute(
     bias: str = "token",
     attention: str = "held",
     level: str = "token",
-) -> Attribution | Attributions:
+) -> Result:
     """Attribute a number that a model computes from a text to the text's tokens.
 
     Attention weights, deviations of norms and slopes of activations are held fixed, which makes the model affine. The score
@@ -89,34 +58,37 @@ def attribute(
         target: What to attribute, or a list of targets of one kind, which share a pass. `Label`, or a class's name or number,
             is the logit of a class; `NextToken` and `MaskedToken` are the logit of a token; `Answer` is the sum over the tokens
             of an answer; `SimilarityTo` is the cosine similarity with another text. A function of the last hidden vectors
-            (token, model) must return a scalar tensor; it is linearised at these vectors, and `.remainder` holds the rest.
+            (token, model) must return a scalar tensor; it is linearised at these vectors, and the `remainder` is the rest.
         against: A class, a token or an answer of the same kind as the target: its value is subtracted, so that scores say why
             the target and not this. For an `Answer`, it is attributed in a separate pass. If the text is a pair, such as the
             query and the document of a cross-encoder, and the target a class, another pair (tuple), such as the query with
             another document: its logit for the class is subtracted, so that scores say why one document ranks above the other.
         spans: Parts of the text by name, each as the numbers of its first character and of the first one after it; for a text
             of token ids, numbers of tokens. A token belongs to the span that its first character other than a space lies in.
-            Those of a conversation are its roles, and `template`; those of a pair are its texts. See `.spans`.
-        by: Also find what the parts of the model add, by `layer`, `head` and `token` or some of them; see `.effects`. The
+            Those of a conversation are its roles, and `template`; those of a pair are its texts. See the table `spans`.
+        by: Also find what the parts of the model add, by `layer`, `head` and `token` or some of them: the table `effects`. The
             tokens of a head are those whose values it reads; those of a network are the ones whose vectors it changes.
         direct: Whether these effects are direct: what a part writes into the output by itself, along the residual connections
             and their norms (direct logit attribution). By default they are total: through all later layers.
         bias: Where the value biases go: to no token (`token`), or those of the first layer to the tokens whose values they
             belong to (`decompx`), as in the official code of DecompX.
         attention: `held`: weights are held fixed, and scores follow the values. `through`: half of what a weight times a value
-            gives belongs to the weight, and is followed to queries and keys; what softmaxes absorb is part of `.remainder`.
+            gives belongs to the weight, and is followed to queries and keys; what softmaxes absorb is part of the `remainder`.
         level: `token`, or `word` for the scores of whole words: the sums of their tokens' scores.
 
     Returns:
-        The parts of the number; for a list of texts or of targets, a sequence of these, whose `.table` has them all.
+        A result: `.table` has the score of each token; `.metrics` the `target`, what all `tokens` and the `bias` add, and the
+        `remainder`; other tables the spans, the effects of the model's parts, what each head adds (`heads`) and the `matrix` of
+        an answer. For a list of texts or of targets, tables have a column `number`.
 
     Examples:
         >>> import normscope
         >>> target = normscope.SimilarityTo("Someone is making music.")
         >>> result = normscope.attribute(normscope.load(), "A man plays the guitar.", target)
-        >>> result.tokens[result.scores.argmax()]
+        >>> result.table.nlargest(1, "value")["token"].item()
         'guitar'
-        >>> bool(abs(result.scores.sum() + result.bias + result.remainder - result.target) < 1e-4)
+        >>> parts = result.metrics
+        >>> bool(abs(parts["tokens"] + parts["bias"] + parts["remainder"] - parts["target"]) < 1e-4)
         True
 
     Raises:
@@ -126,7 +98,14 @@ def attribute(
     """
     columns, of_level = _columns(by, direct=direct), chosen("level", level, Level)
     rules = _rules(bias, attention, by_part=columns is not None)
-    return _attributed(model, text, AttributionCall(target, against, spans, columns, direct, of_level, *rules))
+    found, single = _attributed(model, text, AttributionCall(target, against, spans, columns, direct, of_level, *rules))
+    return dataclasses.replace(result_of(found, single=single), **_about(model, found, of_level, attention))
+
+
+def _about(model: LoadedModel, found: Sequence[Attributed], level: Level, attention: str) -> dict[str, Any]:
+    """The facts and the config."""
+    texts, targets = [" ".join(each.tokens) for each in found], [each.what for each in found]
+    return described(model, "attribute", texts, level=level, attention=attention, target=targets)
 
 
 def _rules(bias: str, attention: str, *, by_part: bool) -> tuple[ValueBias, bool]:
@@ -143,11 +122,12 @@ def _rules(bias: str, attention: str, *, by_part: bool) -> tuple[ValueBias, bool
     return rule, through
 
 
-def _attributed(model: LoadedModel, text: object, asked: AttributionCall) -> Attribution | Attributions:
+def _attributed(model: LoadedModel, text: object, asked: AttributionCall) -> tuple[list[Attributed], bool]:
+    """The parts of each target, and whether no list was given."""
     text, several = plain_ids(text), isinstance(asked.target, list)
     if is_single(text):
         found = _of_text(model, text, asked)
-        return Attributions(found) if several else found[0]
+        return found, not several
     if several:
         raise InputError(
             "target: expected a single target for a list of texts, got a list; pass one of the two as a list"
@@ -156,20 +136,20 @@ def _attributed(model: LoadedModel, text: object, asked: AttributionCall) -> Att
         raise InputError("spans: expected a single text, got a list; attribute the texts one by one")
     if not isinstance(text, list) or not text:
         raise InputError("expected at least one text, got none")
-    return Attributions([_of_text(model, each, asked)[0] for each in text])
+    return [_of_text(model, each, asked)[0] for each in text], False
 
 
-def _of_text(model: LoadedModel, text: object, asked: AttributionCall) -> list[Attribution]:
+def _of_text(model: LoadedModel, text: object, asked: AttributionCall) -> list[Attributed]:
     """The attributions of one text, one for each target."""
     targets = asked.target if isinstance(asked.target, list) else [asked.target]
     if not targets:
         raise InputError("target: expected at least one target, got an empty list")
-    if len(targets) > 1 and (model.layout.reads_target or any(isinstance(each, Answer) for each in targets)):
-        what = "the next token of a translation" if model.layout.reads_target else "an Answer"
+    if len(targets) > 1 and (model.facts.reads_target or any(isinstance(each, Answer) for each in targets)):
+        what = "the next token of a translation" if model.facts.reads_target else "an Answer"
         raise InputError(f"target: expected {what} by itself, got a list of {len(targets)}")
-    if model.layout.reads_target:
+    if model.facts.reads_target:
         return [_next_of_translation(model, text, asked._replace(target=targets[0]))]
-    check_followed(model.layout)
+    check_followed(model.facts)
     batch = single_text(model, text, "attribute", asked.level)
     if isinstance(asked.against, tuple):
         return [_against_pair(model, text, target, asked.against, asked) for target in targets]
@@ -183,7 +163,7 @@ def _of_text(model: LoadedModel, text: object, asked: AttributionCall) -> list[A
 
 def _of_scalars(
     model: LoadedModel, batch: Batch, targets: Sequence[object], owners: Sequence[str] | None, asked: AttributionCall
-) -> list[Attribution]:
+) -> list[Attributed]:
     """The attributions of numbers of a single stack, in one pass, with all effects if any were asked for."""
     assert not isinstance(asked.against, tuple)
     if isinstance(asked.against, list):
@@ -193,7 +173,7 @@ def _of_scalars(
         raise InputError("target: expected a list of targets of one kind, such as several NextToken")
     _ = model.verification
     inputs, head, parts_wanted = batch.model_inputs(), ready[0].head, asked.columns is not None
-    passed = held_pass(model.model, model.layout, inputs, head, parts=parts_wanted, through=asked.through)
+    passed = held_pass(model.model, model.facts, inputs, head, parts=parts_wanted, through=asked.through)
     with torch.inference_mode(False), torch.enable_grad():
         values, names = zip(*(each.evaluate(passed) for each in ready), strict=True)
         constants = torch.cat([each.constant(passed) for each in ready])
@@ -207,7 +187,7 @@ def _of_scalars(
             check_linear(what, float(remainder), float(scores.abs().sum()), model.dtype)
     scores, tokens, numbers = parts.scores.cpu().numpy(), batch.unit_texts(model.tokenizer), batch.unit_numbers
     return [
-        Attribution(
+        Attributed(
             tokens=tokens,
             scores=_of_units(scores[at], batch),
             bias=float(parts.bias[at]),
@@ -224,7 +204,7 @@ def _of_scalars(
 
 def _against_pair(
     model: LoadedModel, text: object, target: object, other: tuple[str, str], asked: AttributionCall
-) -> Attribution:
+) -> Attributed:
     """A class of one pair of texts, minus the same class of another pair.
 
     A text that both pairs have is one span, whose sum is the difference.
@@ -254,7 +234,7 @@ def _against_pair(
         for span, value in (found.spans or {}).items():
             name = span if span not in PAIR or span in same else dict(zip(PAIR, names, strict=True))[span]
             spans[name] = spans.get(name, 0.0) + sign * value
-    return Attribution(
+    return Attributed(
         tokens=(*first.tokens, *second.tokens),
         scores=np.concatenate([first.scores, -second.scores]),
         bias=first.bias - second.bias,
@@ -286,7 +266,7 @@ def _columns(by: str | Iterable[str] | None, *, direct: bool) -> tuple[str, ...]
     return (*(["layer"] if "layer" in names else []), "part", *(["head"] if "head" in names else []), *of_tokens)
 
 
-def _grouped(found: Attribution, asked: AttributionCall) -> Attribution:
+def _grouped(found: Attributed, asked: AttributionCall) -> Attributed:
     assert found.effects is not None
     assert asked.columns is not None
     table = found.effects.groupby(list(asked.columns), sort=False, dropna=False)["value"].sum().reset_index()
@@ -303,7 +283,7 @@ def _of_units(scores: Float[np.ndarray, " token"], *sides: Batch) -> Float[np.nd
     return np.concatenate(added)
 
 
-def _next_of_translation(model: LoadedModel, text: object, asked: AttributionCall) -> Attribution:
+def _next_of_translation(model: LoadedModel, text: object, asked: AttributionCall) -> Attributed:
     target = asked.target
     if not isinstance(target, NextToken):
         raise InputError(f"target: expected a NextToken of a translation, got {describe_type(target)}")
@@ -326,7 +306,7 @@ def _next_of_translation(model: LoadedModel, text: object, asked: AttributionCal
     best = int(logits.argmax()) if number is None else number
     parts = attribute_scalars(passed, logits[best][None])
     source, tokens = batch.source.unit_texts(model.tokenizer), batch.unit_texts(model.tokenizer)
-    return Attribution(
+    return Attributed(
         tokens=(*source, *tokens),
         scores=_of_units(parts.scores[0].cpu().numpy(), batch.source, batch),
         bias=float(parts.bias),

@@ -1,12 +1,9 @@
-"""The parts of a number that a model computes."""
+"""The parts of a number that a model computes, as a result: tables, figures, maps and words."""
 
 import dataclasses
-import enum
-import html
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,34 +11,24 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.api.arguments import checked, chosen
-from normscope.api.attributed_maps import AttributionMap
-from normscope.api.picture import LEGEND, Explorer, Picture, Several, coloured
-from normscope.api.saved import SAVED, read_result, save_result
+from normscope.api.one_text import stacked
 from normscope.attribution.passes import Effects
-from normscope.errors import InputError, escaped
-from normscope.results.figures import ColouredText, Heatmaps
+from normscope.results.figures import ColouredText, Figure, Heatmaps, WordMaps
+from normscope.results.findings import Sentence, Summary
 from normscope.results.maps import TokenMap
+from normscope.results.result import Result
 from normscope.rounding import begun, number
 from normscope.statistics.tidy import tidy
 
 _NUMBERED = 14
 """Columns of a matrix that leave room for numbers in its cells."""
-
-
-class Part(enum.StrEnum):
-    """What a figure shows of an attribution."""
-
-    tokens = "tokens"
-    heads = "heads"
-    matrix = "matrix"
+_STRONGEST = 12
+"""Tokens that are printed."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Attribution:
+class Attributed:
     """The parts of a target: the scores of the tokens, the biases and a remainder, which add up to it."""
-
-    __pydantic_config__ = SAVED
 
     tokens: tuple[str, ...]
     """The tokens of the text; for a translation, those of the source, then those of the target so far."""
@@ -67,228 +54,198 @@ class Attribution:
     spans: Mapping[str, float] | None = None
     """The sum of the scores in each span of the text, and in the `rest`; None without spans."""
     effects: pd.DataFrame | None = None
-    """What the parts of the model add, grouped as `attribute(by=…)` says: `layer`, `part` (`attention`, `network`,
-    `embeddings`, `bypass`, `bias`), `head`, `position`, `token` and `value`. With the remainder, direct effects add up to the
-    target over all rows; total effects add up to it in every layer, without its `network`. None without `by`."""
+    """What the parts of the model add, grouped as `attribute(by=…)` says."""
     direct: bool = False
     """Whether these effects are direct."""
 
-    @property
-    def table(self) -> pd.DataFrame:
-        """One row per token; tokens are numbered from 0 on each `side`, if there is more than one."""
-        table = pd.DataFrame({"position": range(len(self.tokens)), "token": self.tokens, "value": self.scores})
-        if self.sides is not None:
-            table.insert(0, "side", [side for side, count in self.sides.items() for _ in range(count)])
-            table["position"] = [place for count in self.sides.values() for place in range(count)]
-        return table
 
-    def strongest(self, count: int = 10) -> pd.DataFrame:
-        """The heads that add or subtract most, over all tokens.
+def result_of(found: Sequence[Attributed], *, single: bool) -> Result:
+    """The parts of one target or of several.
 
-        Raises:
-            InputError: If the effects are not known by layer and head.
-        """
-        heads = self._heads()
-        order = heads["value"].abs().sort_values(ascending=False, kind="stable").index
-        return heads.loc[order].head(count).reset_index(drop=True)
-
-    @checked
-    def figure(self, of: str | None = None) -> Picture:
-        """Draw the parts of the target.
-
-        Args:
-            of: `tokens`: the text, with each token coloured by its score; `heads`: what every head adds, over all tokens, layer
-                by layer; `matrix`: the score of every token for each token of the answer. By default heads, if they are
-                known; otherwise the matrix, if there is one; otherwise tokens.
-
-        Raises:
-            InputError: If these parts are not known.
-        """
-        if of is None:
-            of = "heads" if self._by_head else "tokens" if self.matrix is None else "matrix"
-        match chosen("of", of, Part):
-            case Part.tokens:
-                return text_picture([self])
-            case Part.heads:
-                return self._heads_picture()
-            case Part.matrix:
-                return self._matrix_picture()
-
-    def explorer(self) -> Explorer:
-        """The scores on an interactive page, like the explorer of a report, with whatever else is known of the target.
-
-        The menu `map` switches to the tokens of an answer, to effects and to spans. Effects by layer and token have one map per
-        layer, and one per head if they are split by head as well.
-
-        Raises:
-            InputError: If there are too many values for one page.
-        """
-        return Explorer(self.figure(), _target_maps([self]))
-
-    def _matrix_picture(self) -> Picture:
-        if self.matrix is None:
-            raise InputError(
-                "of='matrix': expected the scores for each token of an answer; pass Answer(…, matrix=True)"
-            )
-        values = self.matrix.to_numpy()
-        caption = "What each token (column) adds to each token of the answer (row). Orange raises it, purple lowers it."
-        figure = _table_map(self._said, self.matrix, "token_score").figure({"token_score": self._said}, caption)
-        digits = 2 if values.shape[1] <= _NUMBERED else None
-        return Picture(dataclasses.replace(figure, digits=digits, largest=float(np.abs(values).max()) or 1.0))
-
-    def _heads_picture(self) -> Picture:
-        kind = (
-            "written into the output directly, along the residual connections and their norms"
-            if self.direct
-            else "directly and through all later layers"
-        )
-        return Picture(
-            Heatmaps(
-                table=self._heads(),
-                values={"value": "effect of each head"},
-                row="layer",
-                column="head",
-                diverging=True,
-                value_label="effect",
-                caption=f"What each attention head adds to the {self.what} ({number(self.target)}), {kind}. Orange raises it, "
-                "purple lowers it.",
-            )
-        )
-
-    @checked
-    def save(self, path: str | Path) -> None:
-        """Write everything to a file, which `load_attribution` reads back exactly.
-
-        Args:
-            path: The file; its format is safetensors, whatever its name.
-
-        Raises:
-            InputError: If the file cannot be written.
-        """
-        save_result(self, path)
-
-    def _check_sizes(self) -> None:
-        """Check that there is a score for every token."""
-        sides = [len(self.tokens)] if self.sides is None else self.sides.values()
-        if not (self.what and len(self.tokens) == len(self.scores) == sum(sides)):
-            raise ValueError("expected a score for every token")
-        if self.effects is not None and not {"part", "value"} <= {*self.effects}:
-            raise ValueError("expected the parts and values of effects")
-
-    @property
-    def _by_head(self) -> bool:
-        return self.effects is not None and {"layer", "head"} <= {*self.effects}
-
-    @property
-    def _said(self) -> str:
-        """The target with its value, as a title."""
-        return f"{begun(self.what)}: {number(self.target)}"
-
-    @property
-    def _head_grid(self) -> pd.DataFrame:
-        """What every head adds, over all tokens: one row per layer, one column per head, 0 if a layer does not have it."""
-        return self._heads().pivot_table(index="layer", columns="head", values="value").fillna(0.0)
-
-    def _heads(self) -> pd.DataFrame:
-        effects = self.effects
-        if effects is None or not self._by_head:
-            raise InputError("expected effects by layer and head; call attribute with by=['layer', 'head']")
-        of_heads = effects[effects["part"] == "attention"].astype({"head": int})
-        return of_heads.groupby(["layer", "head"])["value"].sum().reset_index()
-
-    @property
-    def _rounding(self) -> float:
-        """What a remainder of nothing but rounding errors may be."""
-        return float(1e-5 * (np.abs(self.scores).sum() + abs(self.bias)))
-
-    @property
-    def _sum(self) -> str:
-        rest = "" if abs(self.remainder) <= self._rounding else f" + remainder {number(self.remainder)}"
-        rest += "" if self.spans is None else f"; by span: {_listed(self.spans)}"
-        scores = float(self.scores.sum())
-        what = begun(self.what)
-        return f"{what}: {number(self.target)} = tokens {number(scores)} + biases {number(self.bias)}{rest}"
-
-    def _repr_html_(self) -> str:
-        largest = float(np.abs(self.scores).max(initial=0))
-        ends = [len(self.tokens)] if self.sides is None else list(itertools.accumulate(self.sides.values()))
-        parts = [slice(*ends) for ends in itertools.pairwise([0, *ends])]
-        texts = "".join(coloured(self.tokens[part], self.scores[part], largest) for part in parts)
-        return (
-            '<div style="font-family:system-ui,sans-serif;max-width:50em">'
-            f"<p>{html.escape(self._sum)}</p>{texts}{LEGEND}</div>"
-        )
-
-    def __repr__(self) -> str:
-        return escaped(f"{self._sum}\n{self.table.to_string(index=False, float_format='{:.4f}'.format)}", keep="\n")
-
-
-def text_picture(attributions: Sequence[Attribution]) -> Picture:
-    """Texts with each token coloured by its score, on one scale."""
-    tables = [each.table.assign(text=f"{place}{each._said}") for place, each in _numbered(attributions)]
-    one = attributions[0]
-    rest = "" if abs(one.remainder) <= one._rounding else f" and a remainder ({number(one.remainder)})"
-    biases = f"the biases ({number(one.bias)})"
-    sums = f" With {biases}{rest}, they add up to it." if len(attributions) == 1 else ""
-    what = f"{one._said}. Tokens are" if len(attributions) == 1 else "Tokens are"
-    return Picture(
-        ColouredText(
-            table=pd.concat(tables, ignore_index=True),
-            text="text",
-            caption=f"{what} coloured by what each of them adds: orange raises the value, purple lowers it. The largest values "
-            f"are written below.{sums}",
-            value_label="what a token adds",
-        )
+    Args:
+        found: The parts of each target, at least one.
+        single: Whether there is no list of them, so that tables need no column `number`.
+    """
+    tables = {name: [make(each) for each in found] for name, make in _TABLES.items()}
+    column = None if single else "number"
+    first = found[0]
+    figures = dict(itertools.chain.from_iterable(_figures(place, found) for place in range(len(found))))
+    figures["tokens"] = _coloured(found)
+    return Result(
+        tables={name: stacked(rows, column) for name, rows in tables.items() if any(len(each) for each in rows)},
+        metrics=_metrics(first) if single else {},
+        figures=figures,
+        maps=_target_maps(found),
+        sentences=[Sentence(_sum(each), figure="tokens", table="scores") for each in found],
+        summaries={"": _summary(first) if single else _summary_of_several(found)},
     )
 
 
-def _numbered(attributions: Sequence[Attribution]) -> Iterator[tuple[str, Attribution]]:
-    """Numbers where titles would otherwise be the same."""
-    titles = [each._said for each in attributions]
-    several = len({*titles}) < len(titles)
-    for place, each in enumerate(attributions, start=1):
-        yield f"{place}. " if several else "", each
+def _scores(of: Attributed) -> pd.DataFrame:
+    """One row per token; tokens are numbered from 0 on each `side`, if there is more than one."""
+    table = pd.DataFrame({"position": range(len(of.tokens)), "token": of.tokens, "value": of.scores})
+    if of.sides is not None:
+        table.insert(0, "side", [side for side, count in of.sides.items() for _ in range(count)])
+        table["position"] = [place for count in of.sides.values() for place in range(count)]
+    return table
 
 
-class Attributions(Several[Attribution]):
-    """The attributions of several texts, or of several targets for one text, in their order."""
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """One row per text or target (`number`, from 0) and token."""
-        return self._concatenated([each.table.assign(what=each.what) for each in self])
-
-    counted = "number"
-
-    def figure(self) -> Picture:
-        """Draw all texts, with each token coloured by its score, on one scale.
-
-        Raises:
-            InputError: If there are none.
-        """
-        if not self:
-            raise InputError("figure: expected at least one attribution")
-        return text_picture(self)
-
-    def explorer(self) -> Explorer:
-        """All attributions on one interactive page, like the explorer of a report, with one row per target of a text.
-
-        Raises:
-            InputError: If there are no attributions, or too many values for one page.
-        """
-        if not self:
-            raise InputError("explorer: expected at least one attribution")
-        return Explorer(self.figure(), _target_maps(self))
-
-    def _repr_html_(self) -> str:
-        return "".join(each._repr_html_() for each in self)
-
-    def __repr__(self) -> str:
-        return "\n".join(escaped(each._sum) for each in self)
+def _metrics(of: Attributed) -> dict[str, float]:
+    return {
+        "target": of.target,
+        "tokens": float(of.scores.sum()),
+        "bias": of.bias,
+        "remainder": of.remainder,
+        "error": of.error,
+    }
 
 
-def _listed(spans: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {number(value)}" for name, value in spans.items())
+def _parts(of: Attributed) -> pd.DataFrame:
+    """One row: the target in words, and what adds up to it."""
+    return pd.DataFrame([{"what": of.what, **_metrics(of)}])
+
+
+def _spans(of: Attributed) -> pd.DataFrame:
+    return pd.DataFrame({"span": list(of.spans or ()), "value": list((of.spans or {}).values())})
+
+
+def _matrix(of: Attributed) -> pd.DataFrame:
+    """One row per token of the answer and token of the text."""
+    if of.matrix is None:
+        return pd.DataFrame()
+    return tidy(
+        {
+            "answer_token": np.array(of.matrix.index, dtype=object)[:, None],
+            "token": np.array(of.matrix.columns, dtype=object),
+            "value": of.matrix.to_numpy(),
+        },
+        answer_position=range(len(of.matrix)),
+        position=range(len(of.matrix.columns)),
+    )
+
+
+def _effect_rows(of: Attributed) -> pd.DataFrame:
+    return pd.DataFrame() if of.effects is None else of.effects
+
+
+def _heads(of: Attributed) -> pd.DataFrame:
+    """What each head adds, over all tokens, the largest first; nothing unless effects are known by layer and head."""
+    if of.effects is None or not _by_head(of):
+        return pd.DataFrame()
+    of_heads = of.effects[of.effects["part"] == "attention"].astype({"head": int})
+    table = of_heads.groupby(["layer", "head"])["value"].sum().reset_index()
+    return table.sort_values("value", key=abs, ascending=False, kind="stable", ignore_index=True)
+
+
+_TABLES = {
+    "scores": _scores,
+    "parts": _parts,
+    "spans": _spans,
+    "matrix": _matrix,
+    "heads": _heads,
+    "effects": _effect_rows,
+}
+"""The tables of a target, in order; empty ones are left out."""
+
+
+def _by_head(of: Attributed) -> bool:
+    return of.effects is not None and {"layer", "head"} <= {*of.effects}
+
+
+def said(of: Attributed) -> str:
+    """The target with its value, as a title."""
+    return f"{begun(of.what)}: {number(of.target)}"
+
+
+def rounding(scores: Float[np.ndarray, " token"], bias: float) -> float:
+    """What a remainder of nothing but rounding errors may be."""
+    return float(1e-5 * (np.abs(scores).sum() + abs(bias)))
+
+
+def _sum(of: Attributed) -> str:
+    rest = "" if abs(of.remainder) <= rounding(of.scores, of.bias) else f" + remainder {number(of.remainder)}"
+    spans = ", ".join(f"{name} {number(value)}" for name, value in (of.spans or {}).items())
+    rest += f"; by span: {spans}" if spans else ""
+    return f"{said(of)} = tokens {number(float(of.scores.sum()))} + biases {number(of.bias)}{rest}"
+
+
+def _summary(of: Attributed) -> Summary:
+    """The tokens that add or take the most."""
+    rows = _scores(of).sort_values("value", key=abs, ascending=False, kind="stable").head(_STRONGEST)
+    keys = [str(name) for name in rows if name != "value"]
+    shown = pd.DataFrame({"value": [number(value, signed=True) for value in rows["value"]]})
+    names = [", ".join(map(str, key)) for key in rows[keys].itertuples(index=False, name=None)]
+    shown = shown.set_axis(names).rename_axis(", ".join(keys))
+    return Summary(shown, caption="The tokens that add most")
+
+
+def _summary_of_several(found: Sequence[Attributed]) -> Summary:
+    parts = pd.concat([_parts(each) for each in found]).set_index("what").drop(columns="error")
+    return Summary(parts, digits=4, caption="What adds up to each target")
+
+
+def _figures(place: int, found: Sequence[Attributed]) -> Iterator[tuple[str, Figure]]:
+    """What is drawn of one target besides its tokens."""
+    of, suffix = found[place], f"_{place + 1}" if len(found) > 1 else ""
+    if _by_head(of):
+        yield f"heads{suffix}", _drawn_heads(of)
+    if of.matrix is not None:
+        yield f"matrix{suffix}", _drawn_matrix(of, of.matrix)
+
+
+def _drawn_heads(of: Attributed) -> Heatmaps:
+    kind = (
+        "written into the output directly, along the residual connections and their norms"
+        if of.direct
+        else "directly and through all later layers"
+    )
+    return Heatmaps(
+        table=_heads(of).sort_values(["layer", "head"], ignore_index=True),
+        values={"value": "effect of each head"},
+        row="layer",
+        column="head",
+        diverging=True,
+        value_label="effect",
+        caption=f"What each attention head adds to the {of.what} ({number(of.target)}), {kind}. Orange raises it, purple "
+        "lowers it.",
+    )
+
+
+def _drawn_matrix(of: Attributed, matrix: pd.DataFrame) -> WordMaps:
+    return WordMaps(
+        table=_matrix(of).assign(panel=said(of), frame="none"),
+        panel="panel",
+        panel_titles={said(of): said(of)},
+        row="answer_position",
+        row_label="answer_token",
+        column="position",
+        column_label="token",
+        largest=float(np.abs(matrix.to_numpy()).max()) or 1.0,
+        digits=2 if matrix.shape[1] <= _NUMBERED else None,
+        caption="What each token (column) adds to each token of the answer (row). Orange raises it, purple lowers it.",
+    )
+
+
+def _coloured(found: Sequence[Attributed]) -> ColouredText:
+    """Texts with each token coloured by its score, on one scale."""
+    titles = [said(each) for each in found]
+    several = len({*titles}) < len(titles)  # numbers where titles would otherwise be the same
+    tables = [
+        _scores(each).assign(text=f"{place}. {title}" if several else title)
+        for place, (each, title) in enumerate(zip(found, titles, strict=True), start=1)
+    ]
+    one = found[0]
+    small = abs(one.remainder) <= rounding(one.scores, one.bias)
+    rest = "" if small else f" and a remainder ({number(one.remainder)})"
+    sums = f" With the biases ({number(one.bias)}){rest}, they add up to it." if len(found) == 1 else ""
+    what = f"{titles[0]}. Tokens are" if len(found) == 1 else "Tokens are"
+    return ColouredText(
+        table=pd.concat(tables, ignore_index=True),
+        text="text",
+        caption=f"{what} coloured by what each of them adds: orange raises the value, purple lowers it. The largest values are "
+        f"written below.{sums}",
+        value_label="what a token adds",
+    )
 
 
 def table_of_effects(effects: Effects, tokens: Sequence[str], numbers: Int[np.ndarray, " token"]) -> pd.DataFrame:
@@ -324,7 +281,7 @@ def table_of_effects(effects: Effects, tokens: Sequence[str], numbers: Int[np.nd
 _SCORE = "token_score"
 
 
-def _target_maps(targets: Sequence[Attribution]) -> list[TokenMap]:
+def _target_maps(targets: Sequence[Attributed]) -> list[TokenMap]:
     """The scores of every text, followed by what else is known of them: answer tokens, effects, heads, spans.
 
     Targets of the same text that follow each other share a map, in float32.
@@ -335,8 +292,8 @@ def _target_maps(targets: Sequence[Attribution]) -> list[TokenMap]:
     return found
 
 
-def _maps_of_text(rows: Sequence[Attribution]) -> Iterator[TokenMap]:
-    tokens, titles = rows[0].tokens, [row._said for row in rows]
+def _maps_of_text(rows: Sequence[Attributed]) -> Iterator[TokenMap]:
+    tokens, titles = rows[0].tokens, [said(row) for row in rows]
     text, shape = " ".join(tokens), (len(rows), len(tokens))
     tables = [row.effects.assign(row=at) for at, row in enumerate(rows) if row.effects is not None]
     effects = pd.concat(tables) if tables else pd.DataFrame()
@@ -354,9 +311,10 @@ def _maps_of_text(rows: Sequence[Attribution]) -> Iterator[TokenMap]:
     if maps:
         yield _maps(f"effects by layer: {text}", titles, tokens, maps, head_maps, layers)
     for row in rows:
-        if row._by_head:
-            named = row._head_grid.rename(index="layer {}".format, columns="head {}".format)
-            yield _table_map(f"heads: {row._said}", named, "attention")
+        if _by_head(row):
+            grid = _heads(row).pivot_table(index="layer", columns="head", values="value").fillna(0.0)
+            named = grid.rename(index="layer {}".format, columns="head {}".format)
+            yield _table_map(f"heads: {said(row)}", named, "attention")
     spans = pd.DataFrame([row.spans for row in rows if row.spans is not None])
     if len(spans):
         yield _table_map(f"spans: {text}", spans.set_axis(titles), _SCORE)
@@ -415,23 +373,3 @@ def _maps(
 def _table_map(title: str, table: pd.DataFrame, measure: str) -> TokenMap:
     """A single map whose rows and columns are those of a table."""
     return _maps(title, table.index.tolist(), table.columns.tolist(), {measure: table.to_numpy()[None]})
-
-
-@checked
-def load_attribution(path: str | Path) -> Attribution | AttributionMap:
-    """Read what `Attribution.save` or `AttributionMap.save` has written.
-
-    Args:
-        path: The file.
-
-    Examples:
-        >>> import normscope
-        >>> result = normscope.attribute(normscope.load(), "A film.", lambda hidden: hidden[0, 3])
-        >>> result.save("result.safetensors")
-        >>> normscope.load_attribution("result.safetensors").tokens
-        ('[CLS]', 'a', 'film', '.', '[SEP]')
-
-    Raises:
-        InputError: If it cannot be read, or is another file.
-    """
-    return read_result(path, {each.__name__: each for each in (Attribution, AttributionMap)})

@@ -17,9 +17,8 @@ from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import open_model
 from normscope.models.load.text_batches import Text, batch_from_texts
 from normscope.models.load.wrapping import wrap_model
-from normscope.models.observe.forward_pass import Visitor
-from normscope.models.observe.observer import Observer
-from normscope.models.observe.text_check import Check
+from normscope.models.observe.check import Check
+from normscope.models.observe.observer import Observer, Visitor
 from normscope.models.options import DeviceOptions, DType, ModelOptions, ModelStack, Pin
 from normscope.models.stored.random_state import drawing
 from normscope.running.options import SCHEMA
@@ -71,7 +70,7 @@ def load(
     Examples:
         >>> import normscope
         >>> model = normscope.load()
-        >>> model.layout.family, len(model.layout.stream.layers)
+        >>> model.facts.family, model.facts.layers
         ('bert', 6)
 
     Raises:
@@ -153,7 +152,7 @@ def wrap(
         ('5', '7', '12')
 
     Raises:
-        InputError: If the model's attention cannot be inferred from what it computes, its modules have hooks or are otherwise
+        InputError: If the model's attention is not part of blocks that can be measured, its modules have hooks or are otherwise
             modified, its adapters cannot be merged exactly, or observation changes its results.
     """
     with in_terms_of_arguments(), drawing():  # as its forward may
@@ -202,7 +201,7 @@ def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch
     def run(visit: Visitor) -> None:
         with in_terms_of_arguments():
             batch = texts if isinstance(texts, Batch) else batch_from_texts(model, texts)
-        with Observer(model.model, model.layout) as observer:
+        with Observer(model.model, model.facts) as observer:
             inputs = batch.to(model.device).model_inputs()
             observer.run(
                 inputs, lambda _block: None, check=Check.TEXTS

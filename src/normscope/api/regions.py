@@ -126,10 +126,6 @@ class Read(NamedTuple):
     tokens: Sequence[str]
     words: Sequence[str]
     """The words; empty unless words are requested."""
-    image: int | None = None
-    """The id of the tokens that stand for an image, if neither the model's config nor its tokenizer states it."""
-    is_prompt: bool = False
-    """Whether the answer is yet to be generated. Its region has no tokens so far."""
 
 
 def asks_for_words(asked: object) -> bool:
@@ -237,13 +233,11 @@ def _parts(argument: str, kind: str, read: Read) -> list[tuple[str, list[int]]]:
             owners = owners_of_tokens(read.model, read.text, read.batch, None) if read.text is not None else None
             found = [] if owners is None else [(name, _where(owners, name)) for name in PAIR if name in owners]
             return found or _refuse(argument, kind, "a pair of texts, (first, second), and a fast tokenizer")
-        case "prompt" | "answer" if read.is_prompt:
-            return [(kind, list(range(count)) if kind == "prompt" else [])]
         case "messages" | "prompt" | "answer":
             return _of_conversation(argument, kind, read)
         case "images":
-            image = image_token(read.model.model.config, read.model.tokenizer)
-            found = _images(read.batch.input_ids[0].tolist(), read.image if image is None else image)
+            image = _image_token(read.model.model.config, read.model.tokenizer)
+            found = _images(read.batch.input_ids[0].tolist(), image)
             return found or _refuse(argument, kind, "a text that contains image tokens")
         case _:
             raise InputError(f"{argument}={kind[:60]!r}: expected one of {', '.join(NAMED)}")
@@ -286,7 +280,7 @@ def _grouped(owners: Sequence[int], names: Sequence[str]) -> list[tuple[str, lis
     return list(zip(names, places, strict=True))
 
 
-def image_token(config: Any, tokenizer: Any) -> int | None:
+def _image_token(config: Any, tokenizer: Any) -> int | None:
     """The id of the tokens that stand for an image; None if the model has none."""
     known = (getattr(of, name, None) for of in (config, tokenizer) for name in _IMAGE)
     return next((int(each) for each in known if isinstance(each, int)), None)

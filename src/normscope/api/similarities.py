@@ -1,9 +1,8 @@
 """The similarity of texts, as sums over pairs of tokens."""
 
-import dataclasses
-import html
+from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,22 +11,27 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import BatchEncoding
 
-from normscope.api.arguments import checked, chosen, exclusive, single_text
-from normscope.api.picture import LEGEND, PairExplorer, Picture, Several, coloured
+from normscope.api.arguments import Texts, checked, chosen, exclusive, single_text
+from normscope.api.one_text import described, stacked
 from normscope.api.targets import chosen_embedder
 from normscope.attribution.methods import check_followed
 from normscope.attribution.similarities import Scored, compared, embedded_parts, late_parts, met
 from normscope.data.batching import Batch
 from normscope.data.encoders import prompt_length
-from normscope.errors import InputError, cut, escaped
+from normscope.errors import InputError, cut
 from normscope.maths.choices import SimilarityFunction, ValueBias
 from normscope.maths.embedder import Embedder
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import Text, describe_type, is_single, require_unicode
-from normscope.results.figures import ColouredText, TextPair
-from normscope.rounding import number
+from normscope.results.figures import ColouredText, Figure, TextPair
+from normscope.results.findings import Sentence, Summary
+from normscope.results.result import Result
+from normscope.rounding import begun, counted, number
 
-_SHOWN = 5
+_SHOWN = 12
+"""Pairs of tokens that are printed."""
+_SAID = 5
+"""Pairs of tokens in a sentence."""
 
 _NAMES = {
     SimilarityFunction.cosine: "cosine similarity",
@@ -43,8 +47,7 @@ _TITLE = 60
 """Characters of a text in the menu of the explorer."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Similarity:
+class _Similarity(NamedTuple):
     """The similarity of two embeddings, as a sum over pairs of tokens."""
 
     tokens_a: tuple[str, ...]
@@ -63,198 +66,58 @@ class Similarity:
     them back to the tokens that the vectors come from."""
 
     @property
-    def sources_a(self) -> tuple[str, ...]:
-        """The names of the rows."""
-        return (*self.tokens_a, "bias")
-
-    @property
-    def sources_b(self) -> tuple[str, ...]:
-        """The names of the columns."""
-        return (*self.tokens_b, "bias")
-
-    @property
     def table(self) -> pd.DataFrame:
         """One row per pair, the largest first; tokens are numbered from 0."""
-        return self._pair().table.sort_values("value", ascending=False, kind="stable", ignore_index=True)
-
-    def figure(self) -> Picture:
-        """The matrix, as a figure."""
-        return Picture(self._pair().figure())
-
-    def explorer(self) -> PairExplorer:
-        """Both texts and the map as an interactive page, which notebooks display."""
-        return PairExplorer(self.figure(), [self._pair()])
-
-    def _pair(self, title: str | None = None) -> TextPair:
-        """Both texts with their map.
-
-        Args:
-            title: By default, the similarity.
-        """
-        return TextPair(
-            title or f"{self._what} {number(self.value)}", self.tokens_a, self.tokens_b, self.matrix, self._what
-        )
+        return self.pair().table.sort_values("value", ascending=False, kind="stable", ignore_index=True)
 
     @property
-    def _of_tokens(self) -> float:
+    def of_tokens(self) -> float:
         """What pairs of tokens add, without the biases."""
         return float(self.matrix[:-1, :-1].sum())
 
     @property
-    def _what(self) -> str:
-        return _NAMES[SimilarityFunction(self.function)]
+    def of_tokens_b(self) -> Float[np.ndarray, " b"]:
+        """What each token of the second text adds, together with all tokens of the first."""
+        return self.matrix[:-1, :-1].sum(axis=0)
 
     @property
-    def _summary(self) -> str:
+    def what(self) -> str:
+        """The number in words."""
+        return _NAMES[SimilarityFunction(self.function)]
+
+    def pair(self, rank: str = "") -> TextPair:
+        """Both texts with their map.
+
+        Args:
+            rank: What the title begins with; it then names the second text instead of the number.
+        """
+        text = cut(" ".join(self.tokens_b), _TITLE)
+        title = f"{rank}{number(self.value)}: {text}" if rank else f"{self.what} {number(self.value)}"
+        return TextPair(title, self.tokens_a, self.tokens_b, self.matrix, self.what)
+
+    @property
+    def sentence(self) -> str:
+        """The similarity, what adds up to it, and the pairs of tokens that add most."""
         table = self.table
-        best = table[(table["a"] < len(self.tokens_a)) & (table["b"] < len(self.tokens_b))].head(_SHOWN)
-        words = self._of_tokens
+        best = table[(table["a"] < len(self.tokens_a)) & (table["b"] < len(self.tokens_b))].head(_SAID)
+        words = self.of_tokens
         named = zip(best["token_a"], best["token_b"], best["value"], strict=True)
         pairs = ", ".join(f"{a}\u2013{b} {number(value)}" for a, b, value in named)
         parts = f"pairs of tokens add {number(words)}, pairs with a bias {number(self.value - words)}"
-        return f"{self._what.capitalize()} {number(self.value)}: {parts}. The pairs that add most: {pairs}."
-
-    def _repr_html_(self) -> str:
-        rows, columns = self.matrix.sum(axis=1)[:-1], self.matrix.sum(axis=0)[:-1]
-        largest = float(max(np.abs(rows).max(initial=0), np.abs(columns).max(initial=0)))
-        return (
-            '<div style="font-family:system-ui,sans-serif;max-width:50em">'
-            f"<p>{html.escape(self._summary)}</p>{coloured(self.tokens_a, rows, largest)}"
-            f"{coloured(self.tokens_b, columns, largest)}{LEGEND}</div>{self.figure()._repr_html_()}"
-        )
-
-    def __repr__(self) -> str:
-        return escaped(self._summary)
-
-
-class Similarities(Several[Similarity]):
-    """The similarities of several pairs of texts, in their order."""
-
-    counted = "number"
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """One row per pair of texts (`number`, from 0) and pair of tokens, the largest first within each pair of texts."""
-        return self._concatenated([each.table for each in self])
-
-    @property
-    def ranking(self) -> pd.DataFrame:
-        """The pairs of texts, the most similar first.
-
-        `value` is the similarity, the sum of what pairs of tokens (`tokens`) and pairs with a bias (`biases`) add.
-        """
-        rows = [(place, each.value, each._of_tokens) for place, each in enumerate(self)]
-        table = pd.DataFrame(rows, columns=["number", "value", "tokens"])
-        table["biases"] = table["value"] - table["tokens"]
-        ranked = table.sort_values("value", ascending=False, kind="stable", ignore_index=True)
-        ranked.insert(0, "rank", range(1, len(ranked) + 1))
-        return ranked
-
-    @property
-    def words(self) -> pd.DataFrame:
-        """The tokens of the second texts: `occurrences`, and what all and the mean of them add with the first text's tokens."""
-        parts = [pd.DataFrame({"token": each.tokens_b, "value": each.matrix[:-1, :-1].sum(axis=0)}) for each in self]
-        table = pd.concat(parts) if parts else pd.DataFrame({"token": [], "value": []})
-        grouped = table.groupby("token", sort=False)["value"].agg(["size", "sum", "mean"]).reset_index()
-        named = grouped.rename(columns={"size": "occurrences", "sum": "total"})
-        return named.sort_values("total", ascending=False, kind="stable", ignore_index=True)
-
-    @property
-    def _ranked(self) -> list[Similarity]:
-        return [self[place] for place in self.ranking["number"].tolist()]
-
-    def figure(self) -> Picture:
-        """The second texts, the most similar first, with each token coloured by what it adds, on one scale.
-
-        Raises:
-            InputError: If there are none.
-        """
-        if not self:
-            raise InputError("figure: expected at least one pair of texts")
-        first = next(iter(self))
-        tables = [
-            pd.DataFrame(
-                {
-                    "token": each.tokens_b,
-                    "value": each.matrix[:-1, :-1].sum(axis=0),
-                    "text": f"{rank}. {number(each.value)}: tokens {number(each._of_tokens)}, biases "
-                    f"{number(each.value - each._of_tokens)}",
-                }
-            )
-            for rank, each in enumerate(self._ranked[:_RANKED], start=1)
-        ]
-        left_out = f" The {_RANKED} most similar of {len(self)} are shown." if len(self) > _RANKED else ""
-        return Picture(
-            ColouredText(
-                table=pd.concat(tables, ignore_index=True),
-                text="text",
-                caption=f"What each token of a text adds to its {first._what} with the other text of its pair, together with "
-                "all tokens of that text: orange raises it, purple lowers it. Pairs with a bias belong to no token; with them, "
-                f"tokens add up to the number in the title.{left_out}",
-                value_label="what a token adds",
-            )
-        )
-
-    def explorer(self) -> PairExplorer:
-        """All pairs of texts with their maps as an interactive page, the most similar first.
-
-        If all pairs have the same first text, a query, the page begins with the ten most similar documents: their tokens
-        coloured on one scale, what the tokens and the constant part (pairs with a bias) add, and the lead of each document
-        over the next.
-
-        Raises:
-            InputError: If there are none, or too many values for one page.
-        """
-        if not self:
-            raise InputError("explorer: expected at least one pair of texts")
-        ranked = [
-            each._pair(f"{rank}. {number(each.value)}: {cut(' '.join(each.tokens_b), _TITLE)}")
-            for rank, each in enumerate(self._ranked, start=1)
-        ]
-        return PairExplorer(self.figure(), ranked)
-
-    def _repr_html_(self) -> str:
-        return self.figure()._repr_html_()
-
-    def __repr__(self) -> str:
-        return escaped(self.ranking.to_string(index=False, float_format="{:.3f}".format), keep="\n")
-
-
-@overload
-def similarity(
-    model: LoadedModel,
-    text_a: Text | BatchEncoding,
-    text_b: Text | BatchEncoding,
-    *,
-    pooling: str | None = None,
-    bias: str = "token",
-    prompts: str | tuple[str, str] | None = None,
-) -> Similarity: ...
-
-
-@overload
-def similarity(
-    model: LoadedModel,
-    text_a: Text | BatchEncoding | list[Text],
-    text_b: Text | BatchEncoding | list[Text],
-    *,
-    pooling: str | None = None,
-    bias: str = "token",
-    prompts: str | tuple[str, str] | None = None,
-) -> Similarity | Similarities: ...
+        return f"{begun(self.what)} {number(self.value)}: {parts}. The pairs that add most: {pairs}."
 
 
 @checked
 @exclusive
 def similarity(
     model: LoadedModel,
-    text_a: Text | BatchEncoding | list[Text],
-    text_b: Text | BatchEncoding | list[Text],
+    text_a: Texts,
+    text_b: Texts,
     *,
     pooling: str | None = None,
     bias: str = "token",
     prompts: str | tuple[str, str] | None = None,
-) -> Similarity | Similarities:
+) -> Result:
     """Split the similarity of two texts into what each pair of tokens adds to it.
 
     If P_k is what token k contributes to the embedding e of its text (DecompX's vectors, pooled), the cosine is exactly
@@ -276,18 +139,21 @@ def similarity(
             for none.
 
     Returns:
-        The parts of the similarity; if a list was given, a sequence of these, with a `.ranking`.
+        A result: `.table` has what each pair of tokens adds, the largest first, with the biases as rows and columns of their
+        own; `.metrics` the similarity (`value`) and what pairs of `tokens` and pairs with a bias (`biases`) add. For late
+        interaction, `.tables["matches"]` has the token that each token is matched with. If a list was given, tables have a
+        column `number`, `.tables["ranking"]` the pairs of texts in order, and `.tables["words"]` the second texts' tokens.
 
     Examples:
         >>> import normscope
         >>> pair = normscope.similarity(normscope.load(), "A man plays the guitar.", "Someone is making music.")
-        >>> round(pair.value, 2), tuple(pair.table.loc[0, ["token_a", "token_b"]])
+        >>> round(pair.metrics["value"], 2), tuple(pair.table.loc[0, ["token_a", "token_b"]])
         (0.55, ('guitar', 'music'))
 
     Raises:
         InputError: If an argument is invalid, the model's embeddings cannot be split into parts, or a text is too long.
     """
-    check_followed(model.layout)
+    check_followed(model.facts)
     rule = chosen("bias", bias, ValueBias)
     embedder = model.any_embedder if pooling is None else chosen_embedder(model, pooling)
     of_a, of_b = prompts if isinstance(prompts, tuple) else (prompts, prompts)
@@ -300,8 +166,9 @@ def similarity(
     first, second = (_Embedding(model, embedder, rule, kind) for kind in _KINDS)
     side_a = repeat(first.of(text_a, of_a)) if texts_a is None else (first.of(text, of_a) for text in texts_a)
     side_b = repeat(second.of(text_b, of_b)) if texts_b is None else (second.of(text, of_b) for text in texts_b)
-    found = (compared_embeddings(*pair) for pair in zip(side_a, side_b, strict=False))
-    return next(found) if texts_a is None and texts_b is None else Similarities([*found])
+    if texts_a is None and texts_b is None:
+        return compared_texts(model, next(side_a), next(side_b))
+    return _result_of(model, [_compared(*pair) for pair in zip(side_a, side_b, strict=False)], single=False)
 
 
 _KINDS = ("query", "document")
@@ -331,12 +198,16 @@ def embedded_text(model: LoadedModel, text: Text, kind: str = "query") -> Embedd
     Raises:
         InputError: If the model's embeddings cannot be split into parts, or the text is too long.
     """
-    check_followed(model.layout)
+    check_followed(model.facts)
     return _Embedding(model, model.any_embedder, ValueBias.token, kind).of(text, None)
 
 
-def compared_embeddings(a: Embedded, b: Embedded) -> Similarity:
-    """The similarity of two texts of the same model, split into what each pair of tokens adds to it."""
+def compared_texts(model: LoadedModel, a: Embedded, b: Embedded) -> Result:
+    """The similarity of two texts of a model, split into what each pair of tokens adds to it; see `similarity`."""
+    return _result_of(model, [_compared(a, b)], single=True)
+
+
+def _compared(a: Embedded, b: Embedded) -> _Similarity:
     embedder = a.embedder
     matches = None
     if embedder.late is None:
@@ -348,7 +219,7 @@ def compared_embeddings(a: Embedded, b: Embedded) -> Similarity:
         parts, matches = late_parts(first, second, places, mean=mean), _matches(a, b, places[0], mean=mean)
     matrix, value = parts.matrix[0].cpu().numpy(), float(parts.value[0])
     pooling = "none" if embedder.pooling is None else str(embedder.pooling)
-    return Similarity(a.tokens, b.tokens, matrix, value, pooling, str(embedder.function), matches)
+    return _Similarity(a.tokens, b.tokens, matrix, value, pooling, str(embedder.function), matches)
 
 
 def _matches(a: Embedded, b: Embedded, met: Int[Tensor, " a"], *, mean: bool) -> pd.DataFrame:
@@ -360,6 +231,109 @@ def _matches(a: Embedded, b: Embedded, met: Int[Tensor, " a"], *, mean: bool) ->
         if bool(a.compared[0, i])
     ]
     return pd.DataFrame(rows, columns=["a", "token_a", "b", "token_b", "value"])
+
+
+def _result_of(model: LoadedModel, found: Sequence[_Similarity], *, single: bool) -> Result:
+    """The similarity of one pair of texts or of several.
+
+    Args:
+        model: What has embedded them.
+        found: At least one.
+        single: Whether there is no list of them, so that tables need no column `number`.
+    """
+    column = None if single else "number"
+    first, ranking = found[0], _ranking(found)
+    tables = {"pairs": stacked([each.table for each in found], column)}
+    if first.matches is not None:
+        tables["matches"] = stacked([each.matches for each in found if each.matches is not None], column)
+    figures: dict[str, Figure] = {}
+    if not single:
+        tables |= {"ranking": ranking, "words": _words(found)}
+        figures["ranking"] = _coloured(found, ranking)
+    figures |= {
+        "pair" if single else f"pair_{number_}": each.pair("" if single else f"{rank}. ").figure()
+        for rank, number_, each in _ranked(found, ranking)
+    }
+    texts = [f"{' '.join(each.tokens_a)} | {' '.join(each.tokens_b)}" for each in found]
+    about = {"compares": first.function, "pooling": first.pooling}
+    return Result(
+        tables=tables,
+        metrics={"value": first.value, "tokens": first.of_tokens, "biases": first.value - first.of_tokens}
+        if single
+        else {},
+        figures=figures,
+        sentences=[Sentence(first.sentence if single else _said_of_several(found, ranking), table="pairs")],
+        summaries={"": _summary(first) if single else _summary_of_several(ranking)},
+        **described(model, "similarity", texts, **about),
+    )
+
+
+def _ranking(found: Sequence[_Similarity]) -> pd.DataFrame:
+    """The pairs of texts, the most similar first: the similarity, and what pairs of tokens and pairs with a bias add to it."""
+    rows = [(place, each.value, each.of_tokens) for place, each in enumerate(found)]
+    table = pd.DataFrame(rows, columns=["number", "value", "tokens"])
+    table["biases"] = table["value"] - table["tokens"]
+    ranked = table.sort_values("value", ascending=False, kind="stable", ignore_index=True)
+    ranked.insert(0, "rank", range(1, len(ranked) + 1))
+    return ranked
+
+
+def _ranked(found: Sequence[_Similarity], ranking: pd.DataFrame) -> Iterator[tuple[int, int, _Similarity]]:
+    """The rank, the number and the parts of each pair, the most similar first."""
+    for rank, place in enumerate(ranking["number"].tolist(), start=1):
+        yield rank, place, found[place]
+
+
+def _words(found: Sequence[_Similarity]) -> pd.DataFrame:
+    """The tokens of the second texts: `occurrences`, and what all and the mean of them add with the first text's tokens."""
+    table = pd.concat([pd.DataFrame({"token": each.tokens_b, "value": each.of_tokens_b}) for each in found])
+    grouped = table.groupby("token", sort=False)["value"].agg(["size", "sum", "mean"]).reset_index()
+    named = grouped.rename(columns={"size": "occurrences", "sum": "total"})
+    return named.sort_values("total", ascending=False, kind="stable", ignore_index=True)
+
+
+def _coloured(found: Sequence[_Similarity], ranking: pd.DataFrame) -> ColouredText:
+    """The second texts, the most similar first, with each token coloured by what it adds, on one scale."""
+    tables = [
+        pd.DataFrame(
+            {
+                "token": each.tokens_b,
+                "value": each.of_tokens_b,
+                "text": f"{rank}. {number(each.value)}: tokens {number(each.of_tokens)}, biases "
+                f"{number(each.value - each.of_tokens)}",
+            }
+        )
+        for rank, _, each in _ranked(found, ranking.head(_RANKED))
+    ]
+    left_out = f" The {_RANKED} most similar of {len(found)} are shown." if len(found) > _RANKED else ""
+    return ColouredText(
+        table=pd.concat(tables, ignore_index=True),
+        text="text",
+        caption=f"What each token of a text adds to its {found[0].what} with the other text of its pair, together with all "
+        "tokens of that text: orange raises it, purple lowers it. Pairs with a bias belong to no token; with them, tokens add "
+        f"up to the number in the title.{left_out}",
+        value_label="what a token adds",
+    )
+
+
+def _said_of_several(found: Sequence[_Similarity], ranking: pd.DataFrame) -> str:
+    best = found[int(ranking["number"].iloc[0])]
+    text = cut(" ".join(best.tokens_b), _TITLE)
+    pairs = counted(len(found), "pair")
+    return f"Of {pairs} of texts, the one with “{text}” has the largest {best.what}: {number(best.value)}."
+
+
+def _summary(of: _Similarity) -> Summary:
+    """The pairs of tokens that add most, without the biases."""
+    table = of.table
+    best = table[(table["a"] < len(of.tokens_a)) & (table["b"] < len(of.tokens_b))].head(_SHOWN)
+    names = pd.MultiIndex.from_frame(best[["token_a", "token_b"]])
+    shown = pd.DataFrame({"value": [number(value, signed=True) for value in best["value"]]}, index=names)
+    return Summary(shown, caption="The pairs of tokens that add most")
+
+
+def _summary_of_several(ranking: pd.DataFrame) -> Summary:
+    return Summary(ranking.set_index("rank"), digits=3, caption="Pairs of texts, the most similar first")
 
 
 class _Embedding(NamedTuple):
@@ -381,7 +355,7 @@ class _Embedding(NamedTuple):
         batch = single_text(model, text, "similarity", as_given=True)
         _ = model.verification
         parts, whole = embedded_parts(
-            model.model, model.layout, batch.model_inputs(), embedder=embedder, bias=self.bias, prompt=length
+            model.model, model.facts, batch.model_inputs(), embedder=embedder, bias=self.bias, prompt=length
         )
         return Embedded(
             batch.unit_texts(model.tokenizer), parts, whole, embedder, self._compared(batch).to(whole.device)

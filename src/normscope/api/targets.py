@@ -89,6 +89,10 @@ class SimilarityTo:
 Target = Label | NextToken | Answer | MaskedToken | SimilarityTo | Callable[[Float[Tensor, "token model"]], Tensor]
 
 
+TokenTarget = Target | str | int
+"""A target, or the name or number of a class."""
+
+
 @dataclasses.dataclass(frozen=True)
 class PreparedTarget:
     """A target that can be evaluated on a pass."""

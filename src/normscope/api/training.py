@@ -14,13 +14,13 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.api.analysing import check_names, listed, run
 from normscope.api.arguments import checked
-from normscope.api.picture import Picture
 from normscope.errors import InputError, one_line
 from normscope.models.load.text_batches import Text, is_ids
 from normscope.models.stored.random_state import generators_restored
-from normscope.reporting.weights_and_biases import log_to_active_run
+from normscope.reporting.tracker import log_to_active_run
 from normscope.results.figures import Lines
 from normscope.results.measures import metric_title
+from normscope.results.pictures import Picture
 from normscope.rounding import counted
 from normscope.running.memory import is_out_of_memory
 from normscope.untrusted.plain_data import MIB, text

@@ -14,7 +14,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.attribution.readouts import Readout
 from normscope.maths.tensors import wide
-from normscope.models.sites.layout import embeddings_of
+from normscope.models.probes import embeddings_of
 
 _ROWS_AT_ONCE = 16
 """Interpolated texts in one pass of integrated gradients."""

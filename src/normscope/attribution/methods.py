@@ -6,7 +6,7 @@ from collections.abc import Collection
 from normscope.errors import InputError
 from normscope.maths.layer_composition import WHOLE_LAYER
 from normscope.models.blocks.block import GATED, NOT_LINEAR
-from normscope.models.sites.layout import ModelLayout
+from normscope.models.facts import ModelFacts
 from normscope.rounding import numbered
 
 
@@ -56,42 +56,42 @@ def check_defined_for_translations(method: MapMethod) -> None:
         )
 
 
-def check_followed(layout: ModelLayout) -> None:
+def check_followed(facts: ModelFacts) -> None:
     """Check that vectors can be followed through a stack from its first layer to its last.
 
     Raises:
         InputError: If they cannot; the message says why.
     """
-    if layout.stack in ("decoder", "cross"):
+    if facts.stack in ("decoder", "cross"):
         raise InputError(
-            f"attribution follows one stack from its first layer to its last; stack={layout.stack} of {layout.family} "
+            f"attribution follows one stack from its first layer to its last; stack={facts.stack} of {facts.family} "
             "alternates self-attention and cross-attention; set stack=encoder, or attribute translations with stack=cross"
         )
 
 
-def _why_undefined(method: MapMethod, layout: ModelLayout) -> str | None:
+def _why_undefined(method: MapMethod, facts: ModelFacts) -> str | None:
     """Why a family has no maps of a method; None if it has them."""
     if method is MapMethod.DECOMPX:  # which follows the model's own code
         return None
-    if layout.without_attention:
-        return f"layers {numbered(layout.without_attention)} have no softmax attention; use decompx"
-    if any(site.inner for site in layout.sites):
+    if facts.without_attention:
+        return f"layers {numbered(facts.without_attention)} have no softmax attention; use decompx"
+    if facts.has_other_layers:
         return "more than one network follows the attention block of a layer; use decompx"
-    if layout.stream.convolution is not None:
+    if facts.writes_between:
         return "a convolution beside its first layer mixes tokens past attention; use decompx"
     if method is MapMethod.ROLLOUT:
         return None
-    if not layout.has_value_weights:
+    if not facts.has_value_weights:
         return f"{NOT_LINEAR.format('values')}; use rollout or decompx"
-    if layout.is_gated and method in NEEDS_VECTORS_OF_KEYS:
+    if facts.is_gated and method in NEEDS_VECTORS_OF_KEYS:
         return f"{GATED}; use rollout or decompx"
-    if not layout.has_networks and method in NEEDS_FEED_FORWARD:
+    if not facts.has_networks and method in NEEDS_FEED_FORWARD:
         return (
             "its layers have no feed-forward network that can be observed; use rollout, norm_rollout, alti or decompx"
         )
-    if method is MapMethod.VALUE_ZEROING and layout.stream.end is not None:
+    if method is MapMethod.VALUE_ZEROING and not facts.in_modules:
         return "it reruns layers, but no module runs a whole layer; use rollout, norm_rollout, alti or decompx"
-    if method is MapMethod.GLOBENC and layout.norm_positions != ("post",):
+    if method is MapMethod.GLOBENC and facts.norm_positions != ("post",):
         return (
             "it needs layer normalisations that follow both residual connections (post-LN), and this family normalises "
             "elsewhere; use norm_rollout, alti or decompx"
@@ -99,27 +99,27 @@ def _why_undefined(method: MapMethod, layout: ModelLayout) -> str | None:
     return None
 
 
-def check_defined(method: MapMethod, stage: MapStage, layout: ModelLayout) -> None:
+def check_defined(method: MapMethod, stage: MapStage, facts: ModelFacts) -> None:
     """Check that a method is defined for a family.
 
     Args:
         stage: The stage for `norm_rollout`.
-        layout: The family's layout.
+        facts: What the model is.
 
     Raises:
         InputError: If it is not; the message says why.
     """
-    check_followed(layout)
-    why = _why_undefined(method, layout)
+    check_followed(facts)
+    why = _why_undefined(method, facts)
     if why is not None:
-        raise InputError(f"{method} is not defined for this {layout.family}: {why}")
+        raise InputError(f"{method} is not defined for this {facts.family}: {why}")
     always = (MapStage.BLOCK, MapStage.LAYER)
-    stages = [each for each in MapStage if each in always or str(each) in map(str, layout.methods)]
+    stages = [each for each in MapStage if each in always or str(each) in map(str, facts.methods)]
     if method is MapMethod.NORM_ROLLOUT and stage not in stages:
-        raise InputError(f"stage={stage} is not defined for {layout.family}; expected one of {', '.join(stages)}")
+        raise InputError(f"stage={stage} is not defined for {facts.family}; expected one of {', '.join(stages)}")
 
 
-def defined_methods(layout: ModelLayout, wanted: Collection[MapMethod] | None, stage: MapStage) -> list[MapMethod]:
+def defined_methods(facts: ModelFacts, wanted: Collection[MapMethod] | None, stage: MapStage) -> list[MapMethod]:
     """The wanted methods, or all that are defined.
 
     Args:
@@ -129,8 +129,8 @@ def defined_methods(layout: ModelLayout, wanted: Collection[MapMethod] | None, s
     Raises:
         InputError: If a wanted method or the stage is not defined, or vectors cannot be followed through the stack.
     """
-    check_followed(layout)
-    methods = [each for each in MapMethod if _why_undefined(each, layout) is None] if wanted is None else [*wanted]
+    check_followed(facts)
+    methods = [each for each in MapMethod if _why_undefined(each, facts) is None] if wanted is None else [*wanted]
     for method in methods:
-        check_defined(method, stage, layout)
+        check_defined(method, stage, facts)
     return methods

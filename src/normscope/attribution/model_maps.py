@@ -13,10 +13,10 @@ from normscope.attribution.vectors import vector_maps
 from normscope.maths.choices import ValueBias
 from normscope.maths.words import WordGroups
 from normscope.models.blocks.block import AttentionBlock
+from normscope.models.facts import ModelFacts
+from normscope.models.observe.check import Check
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.observer import Observer
-from normscope.models.observe.text_check import Check
-from normscope.models.sites.layout import ModelLayout
 
 
 @dataclasses.dataclass
@@ -47,7 +47,7 @@ class ModelMaps:
 
 def model_maps(
     model: PreTrainedModel,
-    layout: ModelLayout,
+    facts: ModelFacts,
     inputs: Mapping[str, Tensor],
     methods: Collection[MapMethod],
     *,
@@ -70,20 +70,20 @@ def model_maps(
         InputError: If a method is not defined for the family.
     """
     for method in methods:
-        check_defined(method, stage, layout)
+        check_defined(method, stage, facts)
     chained = [method for method in methods if method is not MapMethod.DECOMPX]
-    maps = _chained_maps(model, layout, inputs, chained, stage, keep=keep) if chained else {}
+    maps = _chained_maps(model, facts, inputs, chained, stage, keep=keep) if chained else {}
     if groups is not None:
         maps = {method: of_tokens.of_words(groups) for method, of_tokens in maps.items()}
     if MapMethod.DECOMPX in methods:
-        norms, shares = vector_maps(model, layout, inputs, bias, keep=keep, groups=groups)
+        norms, shares = vector_maps(model, facts, inputs, bias, keep=keep, groups=groups)
         maps[MapMethod.DECOMPX] = ModelMaps(norms[-1], cumulative=norms if keep else None, shares=shares)
     return {method: maps[method] for method in methods}
 
 
 def _chained_maps(
     model: PreTrainedModel,
-    layout: ModelLayout,
+    facts: ModelFacts,
     inputs: Mapping[str, Tensor],
     methods: Collection[MapMethod],
     stage: MapStage,
@@ -112,6 +112,6 @@ def _chained_maps(
             add(method, layer_map(method, block))
 
     whole = {m for m in methods if m in NEEDS_FEED_FORWARD or (m is MapMethod.NORM_ROLLOUT and stage is MapStage.LAYER)}
-    with Observer(model, layout, feed_forward=bool(whole)) as observer:
+    with Observer(model, facts, feed_forward=bool(whole), projections=False) as observer:
         observer.run(inputs, visit, None, visit_feed_forward if whole else None, check=Check.TEXTS)
     return maps

@@ -9,7 +9,6 @@ import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
+from normscope.linear.layer_calls import LayerCalls
 from normscope.linear.rules import (
     HeldFixed,
     Kind,
@@ -33,21 +33,20 @@ from normscope.linear.rules import (
 )
 from normscope.maths.tensors import lengthened, wide
 from normscope.models.blocks.block import full_precision
-from normscope.models.infer.layouts import layout_of
+from normscope.models.facts import ModelFacts
 from normscope.models.load.any_module import returned_vectors
-from normscope.models.observe.attention_function import attention_by
-from normscope.models.observe.identities import bound_of
-from normscope.models.observe.untouched import reference_attention
-from normscope.models.sites.block_modules import bind_blocks
-from normscope.models.sites.layer_hooks import check_cancelled, layer_hooks, vectors_from, vectors_in, with_vectors
-from normscope.models.sites.layout import ModelLayout
+from normscope.models.observe.attention_function import attention_by, reference_attention
+from normscope.models.observe.cancelling import check_cancelled
+from normscope.models.observe.check import BOUNDS
+from normscope.models.observe.observer import Observer
+from normscope.models.observe.reading import facts_of_config
 from normscope.models.stored.model_code import model_code
 from normscope.models.stored.stored_weights import is_offloaded
 from normscope.rounding import number
 
 
 @dataclasses.dataclass(eq=False)
-class Stage:
+class RecordedLayer:
     """The vectors that enter a layer, and what its parts write: leaves from which autograd records what follows."""
 
     inputs: Tensor
@@ -95,7 +94,7 @@ class Back(NamedTuple):
     """Gradients of scalars at leaves."""
 
     inputs: Sequence[Tensor]
-    """At what enters each stack, or the layer, with the axes of the model."""
+    """At what enters each stack, or the layer, by text."""
     values: Float[Tensor, "batch head token head_dim"] | None
     """At what attention adds up; None without attention."""
     ones: Float[Tensor, ""]
@@ -130,19 +129,18 @@ class Effects(NamedTuple):
 class Source(NamedTuple):
     """What enters a stack of layers: the vectors of its tokens."""
 
-    inputs: Tensor
-    """A leaf, with the axes of the model."""
+    inputs: Float[Tensor, "batch token model"]
+    """A leaf."""
     token_mask: Bool[Tensor, "batch token"]
-    layout: ModelLayout
 
     @property
     def vectors(self) -> Float[Tensor, "batch token model"]:
         """Each token's vector, with position, segment and the embedding norm's β."""
-        return self.layout.by_text(self.inputs.detach())
+        return self.inputs.detach()
 
-    def scores(self, gradient: Tensor) -> Float[Tensor, "batch token"]:
+    def scores(self, gradient: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch token"]:
         """Gradient × input, in float64; 0 at padding."""
-        product = wide(self.layout.by_text(gradient)) * wide(self.vectors)
+        product = wide(gradient) * wide(self.vectors)
         return product.sum(dim=-1) * wide(self.token_mask)
 
 
@@ -155,10 +153,10 @@ class HeldPass:
     is made of them."""
     sources: Sequence[Source]
     """What enters the model; of an encoder–decoder, the source's tokens, then the target's."""
-    stages: Sequence[Stage]
+    recorded: Sequence[RecordedLayer]
     """The layers, in order; none of an encoder–decoder."""
     hidden: Float[Tensor, "batch token model"]
-    """The last hidden vectors, after any final norm, as autograd has recorded them."""
+    """The vectors that the base model returns, as autograd has recorded them."""
     value_bias: Callable[[], Float[Tensor, "head head_dim"]]
     """Returns b_V of the first layer."""
     check: Bound
@@ -218,7 +216,7 @@ class HeldPass:
         return torch.cat(parts, dim=-1)
 
     def at_hidden(self, target: Float[Tensor, ""]) -> Float[Tensor, "batch token model"]:
-        """The gradient of a scalar at the last hidden vectors."""
+        """The gradient of a scalar at the vectors that the base model returns."""
         gradients, _ = self.at_output(target)
         made = [made for made, _ in self._affine]
         (gradient,) = torch.autograd.grad(made, self.hidden, gradients, retain_graph=True, materialize_grads=True)
@@ -237,7 +235,7 @@ class HeldPass:
         if self._parts:
             *_, (_, back) = self._staged(gradients, direct=False)
             return back
-        values = [stage.values for stage in self.stages[:1] if stage.values is not None]
+        values = [layer.values for layer in self.recorded[:1] if layer.values is not None]
         leaves = [*(source.inputs for source in self.sources), *values, self._ones, self._absorbed]
         made = [made for made, _ in self._affine]
         found = torch.autograd.grad(made, leaves, gradients, retain_graph=True, materialize_grads=True)
@@ -266,40 +264,40 @@ class HeldPass:
         """Layer by layer, from the last to the first: what its parts add, and the gradients at its leaves."""
         made: list[Tensor] = [made for made, _ in self._affine]
         later = wide(torch.zeros_like(self._ones.detach()))
-        for stage in reversed(self.stages):
-            at = _Gradients.of(made, gradients, stage, self._ones)
+        for layer in reversed(self.recorded):
+            at = _Gradients.of(made, gradients, layer, self._ones)
             if not direct:
-                for (_, written), gradient in zip(stage.networks, at.networks, strict=True):
-                    at = at.plus(_Gradients.of([written], [gradient], stage, self._ones))
+                for (_, written), gradient in zip(layer.networks, at.networks, strict=True):
+                    at = at.plus(_Gradients.of([written], [gradient], layer, self._ones))
             later = later + wide(at.ones)
-            parts = [*self._parts_of(stage, at), later]
+            parts = [*self._parts_of(layer, at), later]
             inputs = at.inputs
-            if not direct and stage.from_inputs is not None and at.values is not None:
-                through = _Gradients.of([stage.from_inputs], [at.values], stage, self._ones)
+            if not direct and layer.from_inputs is not None and at.values is not None:
+                through = _Gradients.of([layer.from_inputs], [at.values], layer, self._ones)
                 inputs, later = inputs + through.inputs, later + wide(through.ones)
             yield parts, Back([inputs], at.values, later, torch.zeros_like(later))
-            if stage.entered is not None:
-                made, gradients = [stage.entered], [inputs]
+            if layer.entered is not None:
+                made, gradients = [layer.entered], [inputs]
 
-    def _parts_of(self, stage: Stage, at: "_Gradients") -> tuple[Tensor, Tensor, Tensor]:
+    def _parts_of(self, layer: RecordedLayer, at: "_Gradients") -> tuple[Tensor, Tensor, Tensor]:
         """What heads add (head, token), and networks and the layer's input (token)."""
         tokens = self.token_mask.shape[1]
-        heads = wide(stage.inputs.new_zeros(self._heads, tokens))
-        if stage.values is not None and at.values is not None:
-            heads = (wide(at.values) * wide(stage.values.detach())).sum(dim=-1)[0]
+        heads = wide(layer.inputs.new_zeros(self._heads, tokens))
+        if layer.values is not None and at.values is not None:
+            heads = (wide(at.values) * wide(layer.values.detach())).sum(dim=-1)[0]
         networks = heads.new_zeros(tokens)
-        for (leaf, _), gradient in zip(stage.networks, at.networks, strict=True):
+        for (leaf, _), gradient in zip(layer.networks, at.networks, strict=True):
             networks = networks + (wide(gradient) * wide(leaf.detach())).sum(dim=-1).flatten()
-        bypass = self.sources[0]._replace(inputs=stage.inputs).scores(at.inputs)[0]
+        bypass = self.sources[0]._replace(inputs=layer.inputs).scores(at.inputs)[0]
         return heads, networks, bypass
 
     @property
     def _heads(self) -> int:
-        return next(stage.values.shape[1] for stage in self.stages if stage.values is not None)
+        return next(layer.values.shape[1] for layer in self.recorded if layer.values is not None)
 
 
 class _Gradients(NamedTuple):
-    """Gradients at the leaves of a stage."""
+    """Gradients at the leaves of a layer."""
 
     inputs: Tensor
     values: Tensor | None
@@ -311,20 +309,20 @@ class _Gradients(NamedTuple):
         cls,
         made: Sequence[Tensor],
         gradients: Sequence[Tensor],
-        stage: Stage,
+        layer: RecordedLayer,
         ones: Tensor,
     ) -> "_Gradients":
-        """Go back from some tensors to the leaves of their stage."""
+        """Go back from some tensors to the leaves of their layer."""
         leaves = [
-            stage.inputs,
-            *([] if stage.values is None else [stage.values]),
-            *(leaf for leaf, _ in stage.networks),
+            layer.inputs,
+            *([] if layer.values is None else [layer.values]),
+            *(leaf for leaf, _ in layer.networks),
         ]
         found = torch.autograd.grad(
             list(made), [*leaves, ones], list(gradients), retain_graph=True, materialize_grads=True
         )
         rest = list(found[1:-1])
-        return cls(found[0], None if stage.values is None else rest.pop(0), rest, found[-1])
+        return cls(found[0], None if layer.values is None else rest.pop(0), rest, found[-1])
 
     def plus(self, other: "_Gradients") -> "_Gradients":
         """The sum of both."""
@@ -348,7 +346,7 @@ def not_affine(name: str, why: str) -> NotAffineError:
 
 def held_pass(
     model: PreTrainedModel,
-    layout: ModelLayout,
+    facts: ModelFacts,
     inputs: Mapping[str, Tensor],
     head: PreTrainedModel | None = None,
     *,
@@ -359,7 +357,7 @@ def held_pass(
 
     Args:
         model: A base model in evaluation mode.
-        layout: Where its layers are.
+        facts: What it is.
         inputs: Keyword arguments of the model.
         head: A model that contains `model`; it is run instead.
         parts: Whether what heads and networks write can be told apart, which a single text allows.
@@ -373,22 +371,23 @@ def held_pass(
         raise InputError(
             "device.map=auto: attribution through all layers needs all weights on one device; leave out device.map"
         )
-    if parts and (layout.without_attention or any(site.inner for site in layout.sites)):
+    if parts and (facts.without_attention or facts.has_other_layers):
         raise InputError(
             f"by: effects of heads and networks need layers of one attention block and one feed-forward network, but some "
-            f"layers of this {layout.family} are different; leave out by="
+            f"layers of this {facts.family} are different; leave out by="
         )
-    recorder = _Recorder(model, layout, parts=parts)
-    fused = [(model, reference_attention(model, layout))] if layout.registry else []
+    facts.require_starts("attributed to")
+    recorder = _Recorder(model, facts, parts=parts)
+    fused = [(model, reference_attention(model, facts))] if facts.calls_function else []
     ran = _run(whole, inputs, [recorder], fused, None if through else recorder.values, through=through)
-    stages, mask = recorder.stages, inputs["attention_mask"].bool()
+    recorded, mask = recorder.recorded, inputs["attention_mask"].bool()
     return HeldPass(
         ran.output,
-        [Source(stages[0].inputs, mask, layout)],
-        stages,
+        [Source(recorded[0].inputs, mask)],
+        recorded,
         recorder.hidden,
-        lambda: bind_blocks(model, layout)[0].parameters().value_bias,
-        _bound(model, layout),
+        lambda: _first_value_bias(model, facts),
+        _bound(model),
         ran.affine,
         ran.ones,
         ran.absorbed,
@@ -408,26 +407,23 @@ def held_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor], *, th
     Raises:
         InputError: If what the model returns is not an affine map.
     """
-    encoder, decoder = layout_of(model.config, "encoder"), layout_of(model.config, "cross")
+    encoder, decoder = facts_of_config(model.config, "encoder"), facts_of_config(model.config, "cross")
     recorders = [
         _Recorder(model.get_encoder(), encoder, parts=False),
-        _Recorder(model.base_model, decoder, parts=False),
+        _Recorder(model.get_decoder(), decoder, parts=False, of=model),
     ]
     fused = [(model, reference_attention(model, decoder))]
     ran = _run(model, inputs, recorders, fused, None, through=through)
     tokens = inputs["decoder_input_ids"]
     masks = inputs["attention_mask"].bool(), inputs.get("decoder_attention_mask", torch.ones_like(tokens)).bool()
-    sources = [
-        Source(recorder.stages[0].inputs, mask, layout)
-        for recorder, mask, layout in zip(recorders, masks, (encoder, decoder), strict=True)
-    ]
+    sources = [Source(recorder.recorded[0].inputs, mask) for recorder, mask in zip(recorders, masks, strict=True)]
     return HeldPass(
         ran.output,
         sources,
         [],
         recorders[1].hidden,
-        lambda: bind_blocks(model.get_encoder(), encoder)[0].parameters().value_bias,
-        _bound(model, encoder, decoder),
+        lambda: _first_value_bias(model.get_encoder(), encoder),
+        _bound(model),
         ran.affine,
         ran.ones,
         ran.absorbed,
@@ -448,7 +444,7 @@ class Carried(NamedTuple):
 
 def carried_pass(
     model: PreTrainedModel,
-    layout: ModelLayout,
+    facts: ModelFacts,
     inputs: Mapping[str, Tensor],
     own: Float[Tensor, "source batch token"],
     *,
@@ -462,7 +458,7 @@ def carried_pass(
 
     Args:
         model: A base model in evaluation mode.
-        layout: Where its layers are.
+        facts: What it is.
         inputs: Keyword arguments of the model.
         own: 1 for the tokens whose vectors make up a source.
         bias: Whether to carry what all biases contribute, as one more source.
@@ -472,26 +468,25 @@ def carried_pass(
     Raises:
         InputError: If the vectors that the model returns are not an affine map of its tokens' vectors.
     """
-    carrier = _Carrier(model, layout, own, visit, bias=bias, credited=credited)
+    carrier = _Carrier(model, facts, own, visit, bias=bias, credited=credited)
     mode = HeldFixed(model, carries=True, values=carrier.values if credited else None)
     mode.texts = len(inputs["input_ids"])
-    fused = [(model, reference_attention(model, layout))] if layout.registry else []
+    fused = [(model, reference_attention(model, facts))] if facts.calls_function else []
     with contextlib.ExitStack() as exit_:
         for whole, implementation in fused:
             exit_.enter_context(attention_by(whole, implementation))
-        for handle in layer_hooks(model, layout, carrier.enter, carrier.leave):
-            exit_.callback(handle.remove)
         exit_.enter_context(torch.inference_mode())
         exit_.enter_context(model_code(model))
+        exit_.enter_context(carrier.calls)
         exit_.enter_context(mode)
         output = model(**inputs)
     returned = returned_vectors(output)
     assert returned is not None
     if kind_of(returned) is not Kind.LINEAR:
-        held_pass(model, layout, inputs)  # which says why
+        held_pass(model, facts, inputs)  # which says why
         raise not_affine(_name(model), _because(returned))
     with torch.inference_mode():
-        bound = _bound(model, layout)
+        bound = _bound(model)
         return Carried(full_precision(carrier.parts(returned)), full_precision(returned), bound)
 
 
@@ -501,14 +496,16 @@ class _Carrier:
     def __init__(
         self,
         model: PreTrainedModel,
-        layout: ModelLayout,
+        facts: ModelFacts,
         own: Tensor,
         visit: Callable[[Tensor], None],
         *,
         bias: bool,
         credited: bool,
     ) -> None:
-        self._layout, self._visit, self._bias = layout, visit, bias
+        self._visit, self._bias = visit, bias
+        self._reads_beside = facts.writes_between
+        self.calls = LayerCalls(model, own.shape[1], self._enter, self._leave, places=facts.places)
         self._known: weakref.WeakKeyDictionary[Stack, Tensor] = weakref.WeakKeyDictionary()
         """The parts of what enters the first layer and of what has left each, as long as the model keeps that."""
         last = own.new_zeros(1, *own.shape[1:])
@@ -516,34 +513,30 @@ class _Carrier:
         """Nothing enters the first layer from the biases."""
         self._of_bias = torch.cat([own, last - 1]) if bias else own
         """How often the value biases of the first layer belong to each source, beside what the model's code says."""
-        credited = credited and 1 in layout.attends
-        self._value_bias = bind_blocks(model, layout)[0].parameters().value_bias if credited else None
+        credited = credited and 1 in facts.attends
+        self._value_bias = _first_value_bias(model, facts) if credited else None
         self._entered = False
 
-    def enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _enter(self, _layer: int, given: Tensor) -> Tensor | None:
         """The vectors that enter the first layer."""
         check_cancelled()
-        if self._entered:
+        if self._entered and kind_of(given) is not None:
             return None
         self._entered = True
         with torch._C.DisableTorchFunction():
-            given = vectors_in(args, kwargs)
-            # A convolution reads the same tensor beside the layer.
-            vectors = given if self._layout.stream.convolution is not None else given.clone()
-            own = self._own.unsqueeze(-1).to(vectors.dtype)
-            stack = self._layout.by_text(self._layout.by_text(vectors) * own)
-            self._start(marked(vectors, Kind.LINEAR), stack)
-            return None if vectors is given else with_vectors(args, kwargs, vectors)
+            # What writes to the vectors between layers reads the same tensor beside the layer.
+            vectors = given if self._reads_beside else given.clone()
+            self._start(marked(vectors, Kind.LINEAR), vectors * self._own.unsqueeze(-1).to(vectors.dtype))
+            return None if vectors is given else vectors
 
-    def leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+    def _leave(self, _layer: int, vectors: Tensor) -> None:
         """The vectors that leave a layer."""
-        vectors = vectors_from(output)
         if kind_of(vectors) is not Kind.LINEAR:
             return
         with torch._C.DisableTorchFunction():
             made = self.parts(vectors)
             self._start(vectors, made)
-            self._visit(self._layout.by_text(made))
+            self._visit(made)
 
     def parts(self, vectors: Tensor) -> Tensor:
         """What the sources contribute to linear vectors."""
@@ -637,7 +630,7 @@ def _outputs(
         for model, implementation in attention:
             exit_.enter_context(attention_by(model, implementation))
         for recorder in recorders:
-            exit_.enter_context(recorder.hooks())
+            exit_.enter_context(recorder.hooks(len(inputs["input_ids"])))
         exit_.enter_context(torch.inference_mode(False))
         exit_.enter_context(torch.enable_grad())
         exit_.enter_context(model_code(whole))
@@ -667,8 +660,15 @@ def _because(output: Any) -> str:
     return next(filter(None, reasons), "what it returns")
 
 
-def _bound(model: PreTrainedModel, *layouts: ModelLayout) -> Bound:
-    return Bound(_name(model), max(bound_of(model, layout) for layout in layouts))
+def _bound(model: PreTrainedModel) -> Bound:
+    return Bound(_name(model), BOUNDS[model.dtype])
+
+
+def _first_value_bias(model: PreTrainedModel, facts: ModelFacts) -> Float[Tensor, "head head_dim"]:
+    """b_V of the first layer with attention."""
+    layer = facts.attends[0]
+    with Observer(model, facts, [layer]) as observer:
+        return observer.parameters[layer].value_bias
 
 
 def _name(model: PreTrainedModel) -> str:
@@ -689,89 +689,89 @@ def _without_gradients(model: nn.Module) -> Iterator[None]:
 
 
 class _Recorder:
-    """Makes the vectors that enter the first layer leaves and, with parts, those that enter each layer and what parts write."""
+    """Makes the vectors that enter the first layer leaves and, with parts, those that enter each layer and what parts write.
 
-    def __init__(self, model: PreTrainedModel, layout: ModelLayout, *, parts: bool) -> None:
-        self._model, self._layout, self.parts = model, layout, parts
+    Args:
+        of: What the facts are about, if the model is a part of it, as a decoder is.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, facts: ModelFacts, *, parts: bool, of: PreTrainedModel | None = None
+    ) -> None:
+        self._model, self._facts, self.parts, self._of = model, facts, parts, model if of is None else of
         self._in_layer = False
-        self.stages: list[Stage] = []
+        self.recorded: list[RecordedLayer] = []
         self._last: Tensor | None = None
 
     @property
     def attends(self) -> Sequence[int]:
         """The layers with attention."""
-        return self._layout.attends
+        return self._facts.attends
 
     def again(self) -> "_Recorder":
         """One for another pass."""
-        return _Recorder(self._model, self._layout, parts=self.parts)
+        return _Recorder(self._model, self._facts, parts=self.parts, of=self._of)
 
     @property
     def hidden(self) -> Tensor:
-        """The last hidden vectors, by text."""
+        """The vectors that the base model returns."""
         assert self._last is not None
-        return self._layout.by_text(self._last)
+        return self._last
 
     @contextlib.contextmanager
-    def hooks(self) -> Iterator[None]:
+    def hooks(self, texts: int) -> Iterator[None]:
         """Context in which a pass is recorded."""
-        final = self._layout.stream.final_norm
-        with contextlib.ExitStack() as exit_:
-            for handle in layer_hooks(self._model, self._layout, self._enter, self._leave):
-                exit_.callback(handle.remove)
-            if final is not None:
-                handle = attrgetter(final)(self._model).register_forward_hook(self._leave)
-                exit_.callback(handle.remove)
-            written = [modules.output for modules in bind_blocks(self._model, self._layout)] if self.parts else []
-            for module in {id(each): each for each in written}.values():
-                exit_.callback(module.register_forward_hook(self._attended).remove)
-            yield
+        handle = self._model.register_forward_hook(self._returned)
+        try:
+            with LayerCalls(self._of, texts, self._enter, self._leave, places=self._facts.places):
+                yield
+        finally:
+            handle.remove()
 
-    def _enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _enter(self, _layer: int, vectors: Tensor) -> Tensor | None:
         check_cancelled()
         self._in_layer = True
-        if self.stages and not self.parts:
+        if kind_of(vectors) is None:  # whatever has run before was not the first layer
+            self.recorded.clear()
+        if self.recorded and not self.parts:
             return None
         with torch._C.DisableTorchFunction():  # the mode would take the leaf for a part of the model
-            vectors = vectors_in(args, kwargs)
-            entered = vectors.clone() if self.stages else None
-            if not self.stages and self._layout.stream.convolution is not None:
-                # A convolution reads the same tensor beside the layer.
-                self.stages.append(Stage(_carried(vectors.requires_grad_()), None))
+            entered = vectors.clone() if self.recorded else None
+            if not self.recorded and self._facts.writes_between:
+                # What writes to the vectors between layers reads the same tensor beside the layer.
+                self.recorded.append(RecordedLayer(_carried(vectors.requires_grad_()), None))
                 return None
             leaf = vectors.detach().clone().requires_grad_()
-            self.stages.append(Stage(leaf, entered))
+            self.recorded.append(RecordedLayer(leaf, entered))
             # The model may change what it is given in place.
-            return with_vectors(args, kwargs, _carried(leaf.clone()))
+            return _carried(leaf.clone())
 
-    def _leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+    def _leave(self, _layer: int, _vectors: Tensor) -> None:
         self._in_layer = False
-        self._last = vectors_from(output)
+
+    def _returned(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        self._last = output[0]
 
     def values(self, values: Tensor) -> Tensor:
         """Take what attention adds up in a layer."""
-        if not self.stages or self.stages[-1].values is not None:
+        if not self.recorded or self.recorded[-1].values is not None:
             return values
-        stage = self.stages[-1]
+        layer = self.recorded[-1]
         if not self.parts:
-            stage.values = values
+            layer.values = values
             return values
         with torch._C.DisableTorchFunction():
-            stage.from_inputs, stage.values = values, values.detach().clone().requires_grad_()
-            new = marked(stage.values.clone(), Kind.LINEAR)
+            layer.from_inputs, layer.values = values, values.detach().clone().requires_grad_()
+            new = marked(layer.values.clone(), Kind.LINEAR)
             new._way = way_of(values)
             return new
-
-    def _attended(self, _module: nn.Module, _args: Any, output: Tensor) -> None:
-        """What attention gives is no network's."""
-        _carried(output)
 
     def add(self, vectors: Tensor, _residual: Tensor) -> Tensor:
         """What a feed-forward network adds to the residual connection."""
         if not self._in_layer:
             return vectors
         leaf = vectors.detach().clone().requires_grad_()
-        self.stages[-1].networks.append((leaf, vectors))
+        self.recorded[-1].networks.append((leaf, vectors))
         return marked(leaf.clone(), Kind.LINEAR)
 
 

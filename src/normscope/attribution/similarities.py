@@ -15,7 +15,7 @@ from normscope.attribution.vectors import pooled_vectors
 from normscope.maths.choices import SimilarityFunction, ValueBias
 from normscope.maths.embedder import Embedder
 from normscope.maths.tensors import wide
-from normscope.models.sites.layout import ModelLayout
+from normscope.models.facts import ModelFacts
 
 
 class SimilarityParts(NamedTuple):
@@ -47,7 +47,7 @@ class PairSums(NamedTuple):
 
 def embedded_parts(
     model: PreTrainedModel,
-    layout: ModelLayout,
+    facts: ModelFacts,
     inputs: Mapping[str, Tensor],
     *,
     embedder: Embedder,
@@ -76,12 +76,12 @@ def embedded_parts(
     def weights(hidden: Tensor, mask: Tensor) -> Tensor | None:
         return embedder.weights(hidden, mask, prompt)
 
-    return parts_of_embedding(embedder, *pooled_vectors(model, layout, inputs, weights, bias, units))
+    return parts_of_embedding(embedder, *pooled_vectors(model, facts, inputs, weights, bias, units))
 
 
 def sums_of_pairs(
     model: PreTrainedModel,
-    layout: ModelLayout,
+    facts: ModelFacts,
     inputs: Mapping[str, Tensor],
     units: Int[Tensor, "batch token"],
     *,
@@ -105,9 +105,9 @@ def sums_of_pairs(
     Raises:
         InputError: If attribution cannot follow the model.
     """
-    parts, whole = embedded_parts(model, layout, inputs, embedder=embedder, bias=bias, prompt=prompt, units=units)
+    parts, whole = embedded_parts(model, facts, inputs, embedder=embedder, bias=bias, prompt=prompt, units=units)
     pairs = cosine_parts(parts[0::2], whole[0::2], parts[1::2], whole[1::2])
-    passed = held_pass(model, layout, inputs)
+    passed = held_pass(model, facts, inputs)
     with torch.inference_mode(False), torch.enable_grad():
         made = embedding(embedder, wide(passed.returned), passed.token_mask, prompt)
         still = made.detach()

@@ -10,7 +10,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.maths.tensors import wide
 from normscope.models.blocks.block import full_precision
-from normscope.models.sites.layout import embeddings_of
+from normscope.models.probes import embeddings_of
 
 # A head returns a logit for every token of the vocabulary: with 250,000 of them, 1,024 tokens need a gigabyte.
 _TOKENS_AT_ONCE = 1024

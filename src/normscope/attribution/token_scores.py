@@ -20,12 +20,12 @@ from normscope.attribution.readouts import Readout
 from normscope.attribution.scalars import attribute_scalars
 from normscope.maths.choices import ValueBias
 from normscope.maths.tensors import wide
-from normscope.models.sites.layout import ModelLayout
+from normscope.models.facts import ModelFacts
 
 
 def token_scores(
     model: PreTrainedModel,
-    layout: ModelLayout,
+    facts: ModelFacts,
     inputs: Mapping[str, Tensor],
     readout: Readout,
     methods: Collection[MapMethod | Baseline],
@@ -47,7 +47,7 @@ def token_scores(
         InputError: If attribution cannot follow the model.
         ImportError: If integrated gradients are asked for and Captum is not installed.
     """
-    passed = held_pass(model, layout, inputs, readout.head)
+    passed = held_pass(model, facts, inputs, readout.head)
     mask = passed.token_mask
     with torch.inference_mode(False), torch.enable_grad():
         answers = readout.answers(passed.output, inputs)
@@ -60,7 +60,7 @@ def token_scores(
     scores: dict[MapMethod | Baseline, Tensor] = {}
     for method in methods:
         if method is Baseline.THROUGH_ATTENTION:
-            scores[method] = _through_attention(model, layout, inputs, readout)
+            scores[method] = _through_attention(model, facts, inputs, readout)
         elif isinstance(method, Baseline):
             scores[method] = baseline_scores(method, model, inputs, readout, steps)
         elif method is MapMethod.DECOMPX:
@@ -73,10 +73,10 @@ def token_scores(
 
 
 def _through_attention(
-    model: PreTrainedModel, layout: ModelLayout, inputs: Mapping[str, Tensor], readout: Readout
+    model: PreTrainedModel, facts: ModelFacts, inputs: Mapping[str, Tensor], readout: Readout
 ) -> Float[Tensor, "batch token"]:
     """Scores that follow attention weights to queries and keys as well."""
-    passed = held_pass(model, layout, inputs, readout.head, through=True)
+    passed = held_pass(model, facts, inputs, readout.head, through=True)
     with torch.inference_mode(False), torch.enable_grad():
         answers = readout.answers(passed.output, inputs)
         scalars = readout.scalars(answers, answers.detach())

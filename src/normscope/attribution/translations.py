@@ -14,9 +14,9 @@ from normscope.attribution.passes import held_translation
 from normscope.attribution.scalars import attribute_scalars
 from normscope.maths.contributions import decoder_layer_map, through_decoder_layer
 from normscope.models.blocks.block import AttentionBlock
-from normscope.models.infer.stacks import stacks_of
+from normscope.models.observe.check import Check
 from normscope.models.observe.observer import Observer
-from normscope.models.observe.text_check import Check
+from normscope.models.observe.reading import stacks_of
 
 
 def attribute_words(head: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Float[Tensor, "target token"]:

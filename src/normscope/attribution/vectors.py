@@ -22,7 +22,7 @@ from normscope.maths.shares import along
 from normscope.maths.tensors import pieces, wide
 from normscope.maths.words import WordGroups
 from normscope.models.blocks.block import full_precision
-from normscope.models.sites.layout import ModelLayout
+from normscope.models.facts import ModelFacts
 
 ENTRIES_AT_ONCE = {"cpu": 2**22}
 """Entries of neurons to materialise at once (source × batch × token × neuron), by device."""
@@ -45,7 +45,7 @@ class Sources(NamedTuple):
 
 def vector_maps(
     model: PreTrainedModel,
-    layout: ModelLayout,
+    facts: ModelFacts,
     inputs: Mapping[str, Tensor],
     bias: ValueBias,
     *,
@@ -70,7 +70,7 @@ def vector_maps(
     """
     by_group: list[list[Tensor]] = []
     products: list[Tensor] = []
-    check_followed(layout)
+    check_followed(facts)
     units = None if groups is None else groups.units.of_token
 
     def of_outputs(vectors: Tensor) -> Tensor:
@@ -79,13 +79,13 @@ def vector_maps(
     def measured(vectors: Tensor) -> Tensor:
         return wide(torch.linalg.vector_norm(of_outputs(vectors), dim=-1))
 
-    for group in _groups(layout, inputs, None if groups is None else groups.count):
+    for group in _groups(facts, inputs, None if groups is None else groups.count):
         norms: list[Tensor] = []
 
         def note(vectors: Tensor, norms: list[Tensor] = norms) -> None:
             norms.append(measured(full_precision(vectors)))
 
-        last, hidden, check = carried(model, layout, inputs, group, bias, note if keep else None, units)
+        last, hidden, check = carried(model, facts, inputs, group, bias, note if keep else None, units)
         by_group.append([*norms[:-1], measured(last)])
         products.append(torch.linalg.vecdot(wide(of_outputs(last)), along(wide(of_outputs(hidden)))))
     norms = [torch.cat(parts).movedim(0, -1) for parts in zip(*by_group, strict=True)]
@@ -98,7 +98,7 @@ def vector_maps(
 
 def pooled_vectors(
     model: PreTrainedModel,
-    layout: ModelLayout,
+    facts: ModelFacts,
     inputs: Mapping[str, Tensor],
     weights: Callable[[Float[Tensor, "batch token model"], Bool[Tensor, "batch token"]], Tensor | None],
     bias: ValueBias,
@@ -119,12 +119,12 @@ def pooled_vectors(
     Returns:
         Both in float64.
     """
-    check_followed(layout)
+    check_followed(facts)
     mask = inputs["attention_mask"].bool()
     sources = None if units is None else int(units.max()) + 1
     found, whole = [], None
-    for group in _groups(layout, inputs, sources):
-        vectors, hidden, check = carried(model, layout, inputs, group, bias, units=units)
+    for group in _groups(facts, inputs, sources):
+        vectors, hidden, check = carried(model, facts, inputs, group, bias, units=units)
         chosen = weights(hidden, mask)
         pooling = None if chosen is None else wide(chosen)
         whole = pooled(pooling, wide(hidden))
@@ -139,7 +139,7 @@ def pooled_vectors(
     return parts, whole
 
 
-def _groups(layout: ModelLayout, inputs: Mapping[str, Tensor], sources: int | None = None) -> Iterator[Sources]:
+def _groups(facts: ModelFacts, inputs: Mapping[str, Tensor], sources: int | None = None) -> Iterator[Sources]:
     """Tokens, and last the bias, in groups that are carried through the layers together.
 
     Args:
@@ -148,7 +148,7 @@ def _groups(layout: ModelLayout, inputs: Mapping[str, Tensor], sources: int | No
     ids = inputs["input_ids"]
     at_once = ENTRIES_AT_ONCE.get(ids.device.type, ENTRIES_AT_ONCE_ON_ACCELERATORS)
     # A network is about four times as wide as the model.
-    together = max(_FEWEST, at_once // (4 * ids.numel() * layout.stream.width))
+    together = max(_FEWEST, at_once // (4 * ids.numel() * facts.width))
     end = ids.shape[1] if sources is None else sources
     for part in pieces(slice(0, end + 1), together):
         yield Sources(range(part.start, min(part.stop, end)), part.stop > end)
@@ -156,7 +156,7 @@ def _groups(layout: ModelLayout, inputs: Mapping[str, Tensor], sources: int | No
 
 def carried(
     model: PreTrainedModel,
-    layout: ModelLayout,
+    facts: ModelFacts,
     inputs: Mapping[str, Tensor],
     sources: Sources,
     bias: ValueBias,
@@ -178,7 +178,7 @@ def carried(
     own = (numbers[:, None, None] == of_token).expand(-1, len(ids), -1)
     return carried_pass(
         model,
-        layout,
+        facts,
         inputs,
         own.to(model.dtype),
         bias=sources.bias,

@@ -3,6 +3,7 @@
 0: completed. 1: a bug, or a sweep with a failed job. 2: invalid input, explained in one line. 130: interrupted.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import functools
@@ -31,7 +32,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from normscope.analyses.registry import plug_ins
 from normscope.cli import command_line
-from normscope.cli.command_line import complaint, culprit, expand_checkpoints, program, translate_command
+from normscope.cli.command_line import complaint, culprit, program
 from normscope.cli.earlier_run import agreement, earlier_run, metrics_of, options_of
 from normscope.cli.help_page import help_page
 from normscope.cli.sweep import Sweep
@@ -132,16 +133,16 @@ def _execute(main: Callable[[], object]) -> int:
     overrides: list[str] = []
     try:
         global _instead
-        if (topics := command_line.help_topics()) is not None:
-            print(help_page(program(), topics), flush=True)
+        asked, words = command_line.asked_of(sys.argv[1:])
+        if asked.command in command_line.VIEWS:
+            print(_view(asked), flush=True)
             return 0
-        if (words := command_line.view()) is not None:
-            print(_view(words), flush=True)
+        if asked.help or asked.command == "help":
+            print(help_page(program(), getattr(asked, "topics", ())), flush=True)
             return 0
-        _instead = _other_command()
-        translate_command()
-        expand_checkpoints()
-        overrides = command_line.overrides()
+        _instead, words = _other_command(asked, words)
+        sys.argv[1:] = command_line.with_checkpoints(words, asked.command)
+        overrides = command_line.overrides(sys.argv[1:])
         _sweep.quiet = f"verbosity={Verbosity.quiet}" in overrides
         main()
         if _sweep.error is not None:
@@ -247,24 +248,27 @@ def job(config: DictConfig) -> dict[str, float]:
             gc.collect()  # a model refers to itself: its weights would stay in memory beside those of the next
 
 
-def _other_command() -> Callable[[RunOptions, Path], None] | None:
-    """What the first word of the command line asks for instead of a run; None for a run."""
-    if (text := command_line.text_of("explain", SCHEMA.knows)) is not None:
-        return functools.partial(_explain, text)
-    if (text := command_line.text_of("attention", _knows)) is not None:
-        return functools.partial(_attention, text, command_line.asked_of_attention())
-    return _serve if command_line.asks_to_serve() else None
+def _other_command(
+    asked: argparse.Namespace, words: list[str]
+) -> tuple[Callable[[RunOptions, Path], None] | None, list[str]]:
+    """What is asked for instead of a run, None for a run, and the words that are left for Hydra."""
+    match asked.command:
+        case "explain":
+            return functools.partial(_explain, command_line.text_of(asked, SCHEMA.knows)), words
+        case "attention":
+            text = command_line.text_of(asked, lambda key: key in command_line.ATTENTION or SCHEMA.knows(key))
+            keys, words = command_line.attention_keys(words)
+            return functools.partial(_attention, text, keys), words
+        case "serve":
+            return _serve, words
+        case _:
+            return None, words
 
 
-def _knows(key: str) -> bool:
-    """Whether a word is a key of the config, or of `attention`."""
-    return key in command_line.ATTENTION or SCHEMA.knows(key)
-
-
-def _view(words: Sequence[str]) -> Path:
+def _view(asked: argparse.Namespace) -> Path:
     from normscope.reporting.viewing import command
 
-    return command(words, program())
+    return command(asked)
 
 
 def _explain(text: str, options: RunOptions, run_folder: Path) -> None:
@@ -303,7 +307,7 @@ def _show_job(number: int, overrides: Sequence[str], result: "Result") -> None:
 def _job(number: int, overrides: Sequence[str]) -> str:
     """A job of a sweep: its number, and what distinguishes it from the others."""
     try:
-        given = {text.lower() for text in command_line.overrides()}  # Hydra writes `true` as `True`
+        given = {text.lower() for text in command_line.overrides(sys.argv[1:])}  # Hydra writes `true` as `True`
     except InputError:  # a launcher's process was started with other words
         given = set()
     # What all jobs have stands in the command as it is.

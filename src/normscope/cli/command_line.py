@@ -1,5 +1,7 @@
-"""The words of a command line: commands of ours, patterns of checkpoints, and the overrides for Hydra."""
+"""The words of a command line: our commands, which argparse reads, patterns of checkpoints, and the overrides for Hydra."""
 
+import argparse
+import math
 import os
 import re
 import shlex
@@ -31,18 +33,99 @@ def program() -> str:
     return {"run.py": "python run.py", "__main__.py": "python -m normscope"}.get(name, "normscope")
 
 
-def translate_command() -> None:
-    """Turn `--quiet` into an override."""
-    sys.argv[1:] = ["verbosity=quiet" if word == "--quiet" else word for word in sys.argv[1:]]
+_RUN = "run"
+"""The command of a command line that names none."""
+_TEXTS = ("explain", "attention")
+"""The commands whose first word is a text."""
+VIEWS = ("page", "compare")
+"""The commands that read run folders, and take no overrides."""
+_COMMANDS = (*_TEXTS, "serve", *VIEWS, "help")
 
 
-def help_topics() -> list[str] | None:
-    """What `help KEY…` asks about; nothing for `--help`; None if the command line asks for no help."""
-    words = sys.argv[1:]
-    if words[:1] == ["help"]:
-        return words[1:]
-    own = words[:1] in (["explain"], ["attention"], ["page"], ["compare"])
-    return [] if not own and {"--help", "-h"} & set(words) else None
+class _Parser(argparse.ArgumentParser):
+    """A parser that reports invalid words like any other invalid input, instead of printing its usage."""
+
+    def error(self, reason: str) -> NoReturn:
+        """Refuse the command line."""
+        raise InputError(f"{reason}; see {self.prog} --help")
+
+
+def asked_of(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """What a command line asks for, and the words of it that are Hydra's.
+
+    Args:
+        words: The command line, without the program.
+
+    Returns:
+        The `command` with its own arguments; `help` says that the first page is wanted instead, and `is_literal` that the
+        text stands after `--`, and so is what it is, even if it is the name of a file or begins with a dash.
+
+    Raises:
+        InputError: If a command of ours has words that it does not know.
+    """
+    named = words[:1] and words[0] in _COMMANDS
+    asked, rest = _parser().parse_known_args(words if named else [_RUN, *words])
+    if rest and asked.command in (*VIEWS, "help"):
+        raise InputError(f"unrecognized arguments: {' '.join(rest)}; see {program()} {asked.command} --help")
+    asked.is_literal = "--" in words[1:2]
+    return asked, ["verbosity=quiet" if word == "--quiet" else word for word in rest]
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog=program())
+    commands = parser.add_subparsers(dest="command")
+    for name in (_RUN, "serve", *_TEXTS, "help"):
+        own = commands.add_parser(name, add_help=False, allow_abbrev=False)
+        own.add_argument("--help", "-h", action="store_true")
+        if name in _TEXTS:
+            own.add_argument("text", nargs="?")
+    own.add_argument("topics", nargs="*")
+    _add_views(commands)
+    return parser
+
+
+def _add_views(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    page = commands.add_parser(
+        "page",
+        description="Remake a run's figures and report from its results. For several runs of a paper's presets, make the page "
+        "of the paper: each of its tables and figures, the published numbers beside those of the runs.",
+    )
+    page.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="directory of the run, or of several")
+    page.add_argument("--output", type=Path, help="file for a paper's page (default: outputs/paper.html)")
+    compare = commands.add_parser(
+        "compare",
+        description="Compare runs: metrics and curves by layer, differences from a baseline, means over seeds.",
+    )
+    compare.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="run directories, or folders that contain them"
+    )
+    compare.add_argument(
+        "--baseline", type=Path, help="directory of the run to measure differences from (default: the first run)"
+    )
+    compare.add_argument(
+        "--output", type=Path, help="folder for the comparison (default: the sweep's folder, or outputs/comparison)"
+    )
+    compare.add_argument(
+        "--threshold",
+        action="append",
+        default=[],
+        type=_threshold,
+        metavar="METRIC=VALUE",
+        help="find the training step at which a metric crosses this value (default: half-way through its change; repeatable)",
+    )
+    compare.add_argument(
+        "--wandb",
+        metavar="ENTITY[/PROJECT]",
+        help="also publish a Weights & Biases report on the group of these runs as a draft (default project: normscope)",
+    )
+    compare.add_argument("--group", help="the group of the runs there (default: the name of the first folder)")
+
+
+def _threshold(text: str) -> tuple[str, float]:
+    metric, _, value = text.rpartition("=")
+    if not metric or not math.isfinite(float(value)):
+        raise argparse.ArgumentTypeError(f"expected METRIC=VALUE, got {text!r}")
+    return metric, float(value)
 
 
 _LOOKS_LIKE_A_FILE = re.compile(r"\.{0,2}/\S+|\S+\.txt")
@@ -51,34 +134,27 @@ _LOOKS_LIKE_A_FILE = re.compile(r"\.{0,2}/\S+|\S+\.txt")
 _LONGEST_TEXT = 16 * MIB
 
 
-def text_of(command: str, is_key: Callable[[str], bool]) -> str | None:
-    """Take a text, such as that of `explain TEXT`, from the command line, a file or standard input; None without the command.
-
-    After `--`, the text is what it is, even if it is the name of a file or begins with a dash.
+def text_of(asked: argparse.Namespace, is_key: Callable[[str], bool]) -> str:
+    """The text of `explain TEXT` or `attention TEXT`, which may be that of a file or of standard input.
 
     Args:
-        command: `explain` or `attention`.
+        asked: See `asked_of`.
         is_key: Whether a word is a key of the config.
 
     Raises:
         InputError: If there is no text, or its file cannot be read.
     """
-    if sys.argv[1:2] != [command]:
-        return None
-    if sys.argv[2:3] == ["--"] and len(sys.argv) > 3:
-        text = sys.argv[3]
-        del sys.argv[1:4]
-        return text
-    if len(sys.argv) < 3 or sys.argv[2].startswith("--"):
+    command, text = asked.command, asked.text
+    if text is None:
         raise InputError(f'{command}: expected a text, the name of a text file, or -: {program()} {command} "A text."')
-    text = sys.argv[2]
+    if asked.is_literal:
+        return str(text)
     key, sets, _ = text.partition("=")
     if sets and is_key(key.lstrip("+~")) and not _is_file(text):
         raise InputError(
             f'{command}: expected a text before {text}: {program()} {command} "A text." {text}; if it is the text itself, '
             "use - and pipe it to standard input"
         )
-    del sys.argv[1:3]
     if _LOOKS_LIKE_A_FILE.fullmatch(text) and not _is_file(text):
         raise InputError(f"{command}: {text}: no such file; if it is a text, use - and pipe it to standard input")
     try:
@@ -89,11 +165,11 @@ def text_of(command: str, is_key: Callable[[str], bool]) -> str | None:
                 whole = read(stream, Path(text), _LONGEST_TEXT).decode()
             return whole.removesuffix("\n").removesuffix("\r")
         text.encode()
+        return str(text)
     except InputError as error:
         raise InputError(f"{command}: {text}: expected a text in UTF-8: {error}") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{command}: {text}: expected a text in UTF-8: {one_line(error)}") from error
-    return text
 
 
 def _read_stdin() -> str:
@@ -114,21 +190,23 @@ ATTENTION = ("queries", "keys", "heads", "measure", "reduce", "top")
 """The keys of `attention`, besides `layers`, the model and the device."""
 
 
-def asked_of_attention() -> dict[str, Any]:
-    """Take the keys of `attention` from the command line, with their values as Hydra reads them.
+def attention_keys(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The keys of `attention` among the words of a command line, with their values as Hydra reads them, and the other words.
 
     Raises:
         InputError: If a key is set twice.
     """
     asked: dict[str, str] = {}
-    for word in [*sys.argv[1:]]:
+    others = []
+    for word in words:
         name, sets, _ = word.partition("=")
-        if sets and name in ATTENTION:
-            if name in asked:
-                raise InputError(f"{word} and {asked[name]} are both set; expected one of them")
-            asked[name] = word
-            sys.argv.remove(word)
-    return {name: _value(word) for name, word in asked.items()}
+        if not sets or name not in ATTENTION:
+            others.append(word)
+            continue
+        if name in asked:
+            raise InputError(f"{word} and {asked[name]} are both set; expected one of them")
+        asked[name] = word
+    return {name: _value(word) for name, word in asked.items()}, others
 
 
 def _value(override: str) -> Any:
@@ -140,76 +218,52 @@ def _value(override: str) -> Any:
     return value.list if isinstance(value, ChoiceSweep) else value
 
 
-def view() -> list[str] | None:
-    """The words of `page RUN` or `compare RUN …`; None if the command line has neither."""
-    return sys.argv[1:] if sys.argv[1:2] in (["page"], ["compare"]) else None
-
-
-def asks_to_serve() -> bool:
-    """Take `serve` from the command line, and turn a pattern of checkpoints into the models of its page.
+def with_checkpoints(words: Sequence[str], command: str) -> list[str]:
+    """The words with the folders that `model.checkpoints=PATTERN` matches: the models of a page, or of a sweep.
 
     Raises:
-        InputError: If the rest asks for a sweep, or the pattern matches nothing.
+        InputError: If the pattern matches none, `model.name` is set as well, or `serve` is asked for a sweep.
     """
-    if sys.argv[1:2] != ["serve"]:
-        return False
-    del sys.argv[1]
-    if {"-m", "--multirun"} & set(sys.argv):
+    sweeps = bool({"-m", "--multirun"} & {*words})
+    if sweeps and command == "serve":
         raise InputError("serve: expected one page, got a sweep (-m); list models to compare in live.models")
-    for word in [word for word in sys.argv[1:] if word.startswith(_CHECKPOINTS) and word != f"{_CHECKPOINTS}null"]:
-        first, *others = map(os.path.abspath, checkpoints(word.removeprefix(_CHECKPOINTS).strip("'\"")))
-        listed = ",".join(map(_quoted, others))
-        sys.argv[sys.argv.index(word)] = f"model.name={_quoted(first)}"
-        sys.argv.append(f"live.models=[{listed}]")
-    return True
-
-
-def expand_checkpoints() -> None:
-    """Turn `model.checkpoints=PATTERN` into a sweep over the folders that the pattern matches.
-
-    Raises:
-        InputError: If it matches none, or `model.name` is set as well.
-    """
-    given = [word for word in sys.argv[1:] if word.startswith(_CHECKPOINTS) and word != f"{_CHECKPOINTS}null"]
+    given = [word for word in words if word.startswith(_CHECKPOINTS) and word != f"{_CHECKPOINTS}null"]
     if not given:
-        return
-    others = [word for word in sys.argv[1:] if word.startswith("model.name=") or word in given[1:]]
+        return [*words]
+    folders = checkpoints(given[0].removeprefix(_CHECKPOINTS).strip("'\""))
+    others = [word for word in words if word.startswith("model.name=") or word in given[1:]]
     if others:
         raise InputError(f"{given[0]} and {others[0]} are both set; expected one of them")
-    folders = checkpoints(given[0].removeprefix(_CHECKPOINTS).strip("'\""))
-    names = ",".join(_quoted(os.path.abspath(folder)) for folder in folders)
-    sys.argv[sys.argv.index(given[0])] = f"model.name={names}"
-    if not {"-m", "--multirun"} & set(sys.argv):
-        sys.argv.append("-m")
+    first, *rest = [_quoted(os.path.abspath(folder)) for folder in folders]
+    if command == "serve":
+        expanded, added = first, [f"live.models=[{','.join(rest)}]"]
+    else:
+        expanded, added = ",".join([first, *rest]), [] if sweeps else ["-m"]
+    return [*(f"model.name={expanded}" if word == given[0] else word for word in words), *added]
 
 
-def overrides() -> list[str]:
-    """The overrides on the command line.
+def overrides(words: Sequence[str]) -> list[str]:
+    """The overrides among Hydra's words.
 
     Raises:
         InputError: If there is a flag that Hydra does not have.
     """
-    parser = get_args_parser()
-
-    def refuse(reason: str) -> NoReturn:  # Hydra would print its whole usage
-        raise InputError(f"{reason}; see {program()} --help")
-
-    parser.error = refuse  # type: ignore[method-assign, assignment]
-    given, others = parser.parse_known_args()
+    parser = _Parser(prog=program(), parents=[get_args_parser()], add_help=False)
+    given, others = parser.parse_known_args(words)
     if others:
         where = (
             ""
             if any(text.startswith("-") for text in others)
             else "; put all overrides before or after options such as -m"
         )
-        refuse(f"unrecognized arguments: {' '.join(others)}{where}")
+        parser.error(f"unrecognized arguments: {' '.join(others)}{where}")
     for place in range(len(given.overrides)):
         if (listed := _with_spaces(given.overrides[place:])) is not None:
             joined = "".join(listed.split())
-            refuse(f"{listed}: expected a list without spaces: {joined}; or in quotes: {shlex.quote(listed)}")
+            parser.error(f"{listed}: expected a list without spaces: {joined}; or in quotes: {shlex.quote(listed)}")
     words = [text for text in given.overrides if "=" not in text and not text.startswith("~")]
     if words:
-        refuse(f"{words[0]}: expected key=value, or explain, attention, serve, page or compare as the first word")
+        parser.error(f"{words[0]}: expected key=value, or explain, attention, serve, page or compare as the first word")
     if given.experimental_rerun is not None:  # it would read a pickle
         raise InputError("--experimental-rerun: not supported; reproduce=FOLDER repeats a run")
     return list(given.overrides)

@@ -1,20 +1,73 @@
 """Which layer of a model is running, and what it reads and returns, without a description of the model.
 
-A layer is an entry of the outermost `nn.ModuleList` that is being called; one that is called twice is two layers.
+A layer is an entry of the outermost list that is being called, an `nn.ModuleList` or an `nn.Sequential` of modules of one
+class, with weights; one that is called twice is two layers. Where no module runs a whole layer, a layer begins when the first
+of its parts is called.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from normscope.linear.rules import tensors_in
 
 Enter = Callable[[int, Float[Tensor, "batch token model"]], Tensor | None]
 """Called with a layer's number and the vectors that enter it; returns what replaces them, or None."""
 Leave = Callable[[int, Float[Tensor, "batch token model"]], None]
 """Called with a layer's number and the vectors that leave it."""
+
+
+class LayerCall(NamedTuple):
+    """A layer as the model called it."""
+
+    layer: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def place(self) -> int | str | None:
+        """Where among the arguments the vectors are that enter the layer: the first tensor that can hold them."""
+        if _are_vectors(self.kwargs.get("hidden_states")) and not self.args:
+            return "hidden_states"
+        given: Iterable[tuple[int | str, Any]] = [*enumerate(self.args), *self.kwargs.items()]
+        return next((place for place, value in given if _are_vectors(value)), None)
+
+    @property
+    def vectors(self) -> Tensor:
+        """The vectors that enter the layer."""
+        place = self.place
+        found: Tensor = self.kwargs[place] if isinstance(place, str) else self.args[place or 0]
+        return found
+
+    def having(self, vectors: Tensor) -> "LayerCall":
+        """The same with other vectors."""
+        place = self.place
+        if isinstance(place, str):
+            return self._replace(kwargs={**self.kwargs, place: vectors})
+        return self._replace(args=tuple(vectors if at == place else each for at, each in enumerate(self.args)))
+
+
+class Places(NamedTuple):
+    """Where the layers of a model are, as a pass has shown."""
+
+    lists: frozenset[int] | None = None
+    """The lists whose entries are layers, among all lists; None if it is not known."""
+    starts: tuple[int, ...] | None = None
+    """Where no module runs a whole layer: which calls of entries, counted from 1, are given the vectors that enter each layer,
+    and just those. New vectors are then written over them, and nothing is called when a layer ends. Empty if there are none."""
+    axis: int = -1
+    """The axis of dimensions in what layers read and return."""
+
+
+ANYWHERE = Places()
+
+Run = Callable[[int, LayerCall, Callable[[], Any]], Any]
+"""Called with a layer's number, its call, and a function that runs it; returns what the layer returns."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -29,71 +82,126 @@ class LayerCalls:
     """Number of texts in the batch, by which the axis of texts is recognised."""
     enter: Enter = lambda _number, _vectors: None
     leave: Leave = lambda _number, _vectors: None
+    run: Run = lambda _number, _call, run: run()
+    """Runs a layer; it may return something else instead."""
+    places: Places = ANYWHERE
+    """Where layers are, as far as that is known."""
+    begin: Leave = lambda _number, _vectors: None
+    """Called with a layer's number and the vectors that enter it in the end, with the model's axes."""
+    end: Leave = lambda _number, _vectors: None
+    """Called with a layer's number and the vectors that leave it, likewise, before `leave`."""
 
     def __post_init__(self) -> None:
-        self._lists = {
-            entry: entries
-            for entries in self.model.modules()
-            if isinstance(entries, nn.ModuleList)
-            for entry in entries
-        }
-        self._calls: dict[nn.ModuleList, int] = {}
+        lists = [entries for entries in self.model.modules() if _may_hold_layers(entries)]
+        chosen = range(len(lists)) if self.places.lists is None else sorted(self.places.lists)
+        self._lists = {entry: number for number in chosen for entry in lists[number].children()}
+        self.calls: dict[int, int] = {}
+        """How many entries of each list have been called."""
+        self.list = 0
+        """The list of the last entry that has been called."""
+        self.entries = 0
+        """How many entries have been called."""
         self._running: list[nn.Module] = []
         """The entry that is being called, and entries of inner lists."""
-        self._hooks = contextlib.ExitStack()
+        self.call: LayerCall | None = None
+        """The call of the layer that is running, or of the last one."""
+        self._is_paused = False
 
     @property
     def number(self) -> int | None:
-        """The number of the layer that is running, from 1; None outside any layer."""
-        return self._calls[self._lists[self._running[0]]] if self._running else None
+        """The number of the layer that is running, from 1; None outside any layer, and if no module runs layers."""
+        return self.calls[self._lists[self._running[0]]] if self._running and self.places.starts is None else None
 
     def __enter__(self) -> "LayerCalls":
         for entry in self._lists:
-            self._hooks.callback(entry.register_forward_pre_hook(self._entered, with_kwargs=True).remove)
-            self._hooks.callback(entry.register_forward_hook(self._left).remove)
+            entry.forward = functools.partial(self._called, entry, entry.forward)  # some call it without hooks
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._hooks.close()
+        self.give_back(self.model)
 
-    def _entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    @classmethod
+    def give_back(cls, model: nn.Module) -> None:
+        """Give layers their own `forward` back, after a pass or after an interrupt of one."""
+        for module in model.modules():
+            forward = vars(module).get("forward")
+            while isinstance(forward, functools.partial) and isinstance(getattr(forward.func, "__self__", None), cls):
+                forward = forward.args[1]
+                module.forward = forward
+            if getattr(forward, "__func__", None) is type(module).forward:
+                del module.forward  # that of offloaded weights, for example, stays
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Context in which layers run that are not counted."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    def _called(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._is_paused or self._running:
+            return forward(*args, **kwargs)
         self._running.append(module)
-        if len(self._running) > 1:
-            return None
-        of = self._lists[module]
-        self._calls[of] = number = self._calls.get(of, 0) + 1
-        place = _place_of_vectors(args, kwargs)
-        if place is None:
-            return None
-        given: Mapping[Any, Any] = kwargs if isinstance(place, str) else dict(enumerate(args))
-        vectors, swapped = self._by_text(given[place])
-        new = self.enter(number, vectors)
-        if new is None:
-            return None
-        new = new.transpose(0, 1) if swapped else new
-        if isinstance(place, str):
-            return args, {**kwargs, place: new}
-        return (*args[:place], new, *args[place + 1 :]), kwargs
+        self.entries += 1
+        call = LayerCall(module, args, kwargs)
+        try:
+            if self.places.starts is None:
+                return self._layer(call, forward)
+            if self.entries in self.places.starts:
+                call = self._entered(self.places.starts.index(self.entries) + 1, call)
+            return forward(*call.args, **call.kwargs)
+        finally:
+            self._running.pop()
 
-    def _left(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        number = self.number
-        self._running.pop()
-        vectors = output[0] if isinstance(output, tuple | list) else output
-        if not self._running and number is not None and _are_vectors(vectors):
+    def _layer(self, call: LayerCall, forward: Callable[..., Any]) -> Any:
+        self.list = self._lists[call.layer]
+        self.calls[self.list] = number = self.calls.get(self.list, 0) + 1
+        self.call = call = self._entered(number, call)
+        output = self.run(number, call, lambda: forward(*call.args, **call.kwargs))
+        vectors = vectors_of(output)
+        if vectors is not None:
+            self.end(number, vectors)
             self.leave(number, self._by_text(vectors)[0])
+        return output
 
-    def _by_text(self, vectors: Tensor) -> tuple[Tensor, bool]:
-        """Vectors with the axis of texts first, and whether the axes were swapped."""
-        swapped = len(vectors) != self.texts and vectors.shape[1] == self.texts
-        return (vectors.transpose(0, 1) if swapped else vectors), swapped
+    def _entered(self, number: int, call: LayerCall) -> LayerCall:
+        """The call of a layer, with the vectors that replace those that enter it."""
+        if call.place is None:
+            return call
+        vectors, swapped = self._by_text(call.vectors)
+        new = self.enter(number, vectors)
+        if new is not None:
+            new = new.transpose(*swapped) if swapped else new
+            call = call.having(new if self.places.starts is None else call.vectors.copy_(new))
+        self.begin(number, call.vectors)
+        return call
+
+    def _by_text(self, vectors: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
+        """Vectors with the axes of texts, tokens and dimensions, and the axes that were swapped for that."""
+        swapped = None
+        if self.places.axis != -1:
+            swapped = self.places.axis, -1
+        elif len(vectors) != self.texts and vectors.shape[1] == self.texts:
+            swapped = 0, 1
+        return (vectors.transpose(*swapped) if swapped else vectors), swapped
 
 
-def _place_of_vectors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | str | None:
-    """Where among the arguments of a layer the hidden vectors are: the first tensor that can hold them."""
-    if _are_vectors(kwargs.get("hidden_states")) and not args:
-        return "hidden_states"
-    given: Iterable[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    return next((place for place, value in given if _are_vectors(value)), None)
+def vectors_of(output: Any) -> Tensor | None:
+    """The hidden vectors in what a layer returns: the first tensor that can hold them."""
+    return next(filter(_are_vectors, tensors_in(output)), None)
+
+
+def _may_hold_layers(entries: nn.Module) -> bool:
+    """Whether the entries of a list may be layers; of modules that are called one after another, if all are of one class."""
+    if next(entries.parameters(), None) is None:
+        return False
+    if isinstance(entries, nn.ModuleList):
+        return True
+    kinds = [*{type(entry) for entry in entries.children()}] if isinstance(entries, nn.Sequential) else []
+    has_parts = all(next(entry.children(), None) is not None for entry in entries.children())
+    return len(kinds) == 1 and has_parts and not issubclass(kinds[0], nn.Sequential)
 
 
 def _are_vectors(value: object) -> bool:

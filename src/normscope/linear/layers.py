@@ -12,7 +12,19 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from normscope.errors import InputError
 from normscope.linear.rules import Factored, Kind, Stack, Way, kind_of, marked, parts_from, stack_of, way_of
+
+
+class Axes(NamedTuple):
+    """Where the axes of vectors are not (text, token, dimension)."""
+
+    swap: tuple[int, int] | None = None
+    """The two that must be swapped, from the end."""
+
+    def swapped(self, vectors: Tensor) -> Tensor:
+        """Vectors, or stacks of them, with these axes from (text, token, dimension), or the other way round."""
+        return vectors if self.swap is None or vectors.ndim < 3 else vectors.transpose(*self.swap)
 
 
 class Given(NamedTuple):
@@ -86,24 +98,51 @@ class FollowedLayer:
         return False
 
 
-class LayerFollower:
-    """Follows vectors through a model that runs in a mode of `rules.py`, one layer at a time."""
+class NotFollowedError(InputError):
+    """What leaves a layer is not an affine map of what its attention block gives.
 
-    def __init__(self) -> None:
+    Args:
+        layer: Its number; None if no module runs it.
+        because: The function that is not linear, and its module or line; None if that is not known.
+    """
+
+    def __init__(self, layer: int | None, because: str | None) -> None:
+        self.because = because
+        super().__init__(
+            f"the feed-forward network of {'a layer' if layer is None else f'layer {layer}'} cannot be observed: even with "
+            f"slopes, deviations and gates held fixed, {because or 'what leaves the layer'} is not linear in what its "
+            "attention block gives; the attention blocks can still be measured"
+        )
+
+
+class LayerFollower:
+    """Follows vectors through a model that runs in a mode of `rules.py`, one layer at a time.
+
+    Args:
+        attention: The output of W_O, if it is known.
+    """
+
+    def __init__(self, attention: Followed | None = None) -> None:
         self._inputs: Followed | None = None
-        self._attention: Followed | None = None
+        self._attention = attention
+        self.lost: str | None = None
+        """Why the layer cannot be followed, if that is known before it ends."""
         self._residual: Followed | None = None
         self._added: list[Added] = []
 
     def enter(self, vectors: Tensor) -> None:
         """Take what the residual connection carries past attention, with the model's axes."""
         self.forget()
-        self._inputs = _start(vectors)
+        self._inputs = start(vectors)
+
+    def carry(self, vectors: Tensor, attention: Followed) -> None:
+        """Take what the residual connection carries past attention, and the output of W_O with the same axes."""
+        self._inputs, self._attention = Followed.of(vectors), attention
 
     def attend(self, vectors: Tensor) -> None:
         """Take the output of W_O, with the model's axes."""
         if self._inputs is not None:
-            self._attention = _start(vectors)
+            self._attention = start(vectors)
 
     def add(self, vectors: Tensor, residual: Tensor) -> Tensor:
         """Take what is added to the residual connection."""
@@ -135,7 +174,7 @@ class LayerFollower:
         self._added = []
 
 
-def _start(vectors: Tensor) -> Followed:
+def start(vectors: Tensor) -> Followed:
     """Let what is made of a tensor be followed from there. The model may change the tensor later."""
     marked(vectors, Kind.LINEAR)
     vectors._stack, vectors._way = Stack(None), Way(residual=True, origin=object())  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from normscope.linear.rules import CASTS, MOVES, PRODUCTS, SUMS, TIMES, Call, names, tensors_in
+from normscope.linear.rules import CASTS, DIVISIONS, MOVES, PRODUCTS, SUMS, TIMES, Call, names, tensors_in
 
 SAME = MOVES | CASTS | {"detach"}
 """Functions after which a tensor holds the same vectors."""
@@ -17,10 +17,10 @@ SAME = MOVES | CASTS | {"detach"}
 PAIRS = PRODUCTS | {"baddbmm", "baddbmm_"}
 """Products, which bring tokens together if both factors are made of them."""
 
-AFFINE = SAME | TIMES | SUMS | {"linear", "addmm", "layer_norm", "matmul", "__matmul__"}
+AFFINE = SAME | TIMES | SUMS | {"linear", "addmm", "layer_norm", "native_layer_norm", "matmul", "__matmul__"}
 """Functions that a residual connection may pass through, as in a bottleneck."""
 
-_LAYERS = frozenset({"linear", "addmm", "conv1d", "conv2d"})
+_LAYERS = frozenset({"linear", "addmm", "conv1d", "conv2d", "attention"})
 
 _CROSSES = names(
     "conv_transpose1d roll flip cumsum cumprod unfold sort argsort gather index_select take_along_dim pad fft_fft fft_fftn "
@@ -28,6 +28,9 @@ _CROSSES = names(
 )
 """Functions that may bring other tokens into a token's vector. A product of two tensors of the tokens is another."""
 
+
+_MIXES = names("roll cumsum cumprod unfold fft_fft fft_fftn fft_rfft max_pool1d avg_pool1d")
+"""Those that add or move neighbours."""
 
 _REDUCTIONS = names("sum mean amax amin var std logsumexp")
 """Functions that add other tokens up, unless they run over the last axis."""
@@ -41,13 +44,17 @@ _INDICES = (torch.int64, torch.int32)
 class Made:
     """How a tensor was made from the tokens' vectors."""
 
-    __slots__ = ("by_token", "function", "parents")
+    __slots__ = ("by_token", "function", "number", "parents")
 
-    def __init__(self, function: str, parents: Sequence["Made"] = (), *, by_token: bool = True) -> None:
+    def __init__(
+        self, function: str, parents: Sequence["Made"] = (), *, by_token: bool = True, number: float | Tensor = 1.0
+    ) -> None:
         self.function = function
         self.parents = tuple(parents)
         self.by_token = by_token
         """Whether the function makes each token's vector from that token's alone."""
+        self.number = number
+        """What the function multiplies by, if it is one number. A tensor without axes is not read: the host may wait."""
 
     def unscaled(self) -> "Made":
         """The vectors that these are, moved or times a number."""
@@ -56,13 +63,24 @@ class Made:
             (made,) = made.parents
         return made
 
+    @property
+    def multiple(self) -> float | Tensor:
+        """The number by which these vectors have been multiplied since a function that does more than moving and scaling."""
+        made, number = self, self.number
+        while len(made.parents) == 1 and (
+            made.function in SAME or made.function in TIMES or made.function in DIVISIONS
+        ):
+            (made,) = made.parents
+            number = number * made.number
+        return number
+
     def comes_from(self, wanted: "Made") -> bool:
         """Whether the vectors come from others, each token's from its own."""
 
         def passes(made: Made) -> bool:
             return made is self or made.by_token or made.function in PAIRS
 
-        return any(each is wanted for each in _ancestors(self, passes))
+        return any(each is wanted for each in ancestors(self, passes))
 
     def shared_with(self, carried: "Made") -> "Made | None":
         """What these vectors come from that a residual connection carries, or an affine map of it; None if there is none."""
@@ -71,40 +89,51 @@ class Made:
             return made.by_token and made.function in AFFINE and (made.function not in TIMES or len(made.parents) == 1)
 
         start = carried.unscaled()
-        return next((each for each in _ancestors(start, is_affine) if self.comes_from(each)), None)
+        return next((each for each in ancestors(start, is_affine) if self.comes_from(each)), None)
 
     @property
     def is_of_scores(self) -> bool:
-        """Whether these are numbers of pairs of tokens, or computed from such numbers: a product, and no linear layer since."""
-        made = _ancestors(self, lambda made: made.function not in _LAYERS)
+        """Whether these are numbers of pairs of tokens, or made of such without a linear layer or attention in between."""
+        made = ancestors(self, lambda made: made.function not in _LAYERS)
         return any(each.function in PAIRS and not each.by_token for each in made)
 
-    def reads(self, wanted: "Made") -> bool:
-        """Whether the vectors come from others in any way."""
-        return any(each is wanted for each in _ancestors(self, lambda _made: True))
+    def reads(self, wanted: "Made", before: "Made | None" = None) -> bool:
+        """Whether the vectors come from others in any way.
 
-    def reads_other_tokens(self, wanted: "Made") -> bool:
-        """Whether, on some way from other vectors to these, a function brings other tokens in."""
+        Args:
+            before: Vectors that do not, at which the search ends.
+        """
+        return any(each is wanted for each in ancestors(self, lambda made: made is not before))
+
+    def reads_other_tokens(self, wanted: "Made", *, chosen: bool = True) -> bool:
+        """Whether, on some way from other vectors to these, a function brings other tokens in.
+
+        Args:
+            chosen: Whether functions count that may choose tokens alone, as experts do.
+        """
         reached = {wanted: True}
 
         def reaches(made: Made) -> bool:
             waiting = [made]
             while waiting:
                 each = waiting[-1]
-                missing = [parent for parent in each.parents if parent not in reached]
-                if each in reached or not missing:
-                    reached.setdefault(each, any(reached[parent] for parent in each.parents))
+                missing = [] if each in reached else [parent for parent in each.parents if parent not in reached]
+                if not missing:
+                    reached[each] = reached.get(each) or any(
+                        reached[parent] for parent in each.parents if parent in reached
+                    )
                     waiting.pop()
-                waiting += missing if each not in reached else []
+                waiting += missing
             return reached[made]
 
         if not reaches(self):
             return False
-        between = _ancestors(self, lambda made: made is not wanted)
-        return any(not each.by_token and each is not wanted and reached[each] for each in between if each in reached)
+        between = ancestors(self, lambda made: made is not wanted)
+        mixing = [each for each in between if not each.by_token and each is not wanted and reached.get(each)]
+        return any(chosen or each.function.startswith("conv") or each.function in _MIXES for each in mixing)
 
 
-def _ancestors(start: Made, passes: Callable[[Made], bool]) -> Iterable[Made]:
+def ancestors(start: Made, passes: Callable[[Made], bool]) -> Iterable[Made]:
     """Vectors and what they come from, nearest first, through functions that pass."""
     seen, waiting = {start}, [start]
     for each in waiting:
@@ -129,7 +158,19 @@ def begin(tensor: Tensor, function: str = "tokens") -> Tensor:
 def noted(call: Call, given: Sequence[Tensor]) -> Made | None:
     """How a function's result is made of its tensors; None if none of them depends on the tokens."""
     parents = [made for each in given if (made := made_of(each)) is not None]
-    return Made(call.name, parents, by_token=_by_token(call, given, len(parents))) if parents else None
+    if not parents:
+        return None
+    return Made(call.name, parents, by_token=_by_token(call, given, len(parents)), number=number_in(call))
+
+
+def number_in(call: Call) -> float | Tensor:
+    """The number by which a function multiplies a tensor; 1 if it does not, or not by the same number everywhere."""
+    if len(call.args) != 2 or not (call.name in TIMES or call.name in DIVISIONS):
+        return 1.0
+    numbers = [each for each in call.args if not isinstance(each, Tensor) or (not each.ndim and made_of(each) is None)]
+    if call.name in DIVISIONS:
+        return 1 / call.args[1] if numbers and numbers[-1] is call.args[1] else 1.0
+    return numbers[0] if numbers else 1.0
 
 
 def _by_token(call: Call, given: Sequence[Tensor], of_tokens: int) -> bool:

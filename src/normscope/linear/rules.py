@@ -18,7 +18,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,8 @@ from torch.overrides import TorchFunctionMode
 from normscope.errors import InputError
 from normscope.linear.held_attention import HeldAttention, by_head, side_by_side
 from normscope.maths.activations import Activation, Logistic, activation_of, probing
+from normscope.maths.normalisation import Normalisation
+from normscope.maths.tensors import full_precision
 
 
 class Kind(Enum):
@@ -60,7 +62,7 @@ _IDENTITIES = names("detach requires_grad_ cpu cuda")
 BESIDE = names("cat concat concatenate stack hstack vstack")
 PRODUCTS = names("matmul __matmul__ __rmatmul__ bmm mm einsum")
 TIMES = names("mul __mul__ __rmul__ __imul__ mul_ multiply")
-_DIVISIONS = names("div __truediv__ __itruediv__ div_ divide true_divide")
+DIVISIONS = names("div __truediv__ __itruediv__ div_ divide true_divide")
 SUMS = names("add __add__ __radd__ __iadd__ add_ sub __sub__ __isub__ sub_ __rsub__ rsub subtract")
 CASTS = names("to float double type type_as half bfloat16")
 INTO = names(
@@ -72,7 +74,7 @@ NEW = names(
 )
 _EMPTY = names("empty new_empty empty_like")
 _SLOPED = names("gelu silu relu relu6 mish hardswish leaky_relu tanh relu_ silu_ tanh_")
-_CLIPPED = names("clamp clip clamp_ clip_ hardtanh")
+CLIPPED = names("clamp clip clamp_ clip_ hardtanh")
 
 
 def kind_of(value: object) -> Kind | None:
@@ -138,10 +140,16 @@ class Step:
     """Whether `stacked` returns one tensor that shares no memory with its operands."""
     mixes: bool = False
     """Whether dimensions are mixed or bent, as by weights and activations, rather than just moved, scaled or added."""
+    attends: bool = False
+    """Whether it adds up values, weighted by attention."""
     factored: Callable[..., "Factored | None"] | None = None
     """The linear part for `Factored` parts of the operands; None if the result is not factored."""
     factor: object = None
     """The factor on the only operand."""
+    norm: Normalisation | None = None
+    """The norm that the step is, if it is a function of its own."""
+    weight: Float[Tensor, "input output"] | None = None
+    """The matrix by which the step multiplies, if it is a linear layer."""
     over: Linear | None = None
     """`stacked`, written over its first argument: for large stacks, allocating memory takes longer than computing. The operands
     may come in any order."""
@@ -305,7 +313,8 @@ class _Evaluation:
             )
         parts = [self._of(each) for each in stack.operands]
         # All that still need an operand count as its readers, so an only reader may write over it.
-        spare = [place for place, each in enumerate(stack.operands) if self._readers[each] == 1 and each.is_new]
+        mine = [self._readers[each] == 1 and each.is_new and each not in self._known for each in stack.operands]
+        spare = [place for place, is_mine in enumerate(mine) if is_mine]
         if stack.over is not None and spare and not any(isinstance(each, Factored) for each in parts):
             parts.insert(0, parts.pop(spare[0]))
             made = stack.over(*parts, bias=self._bias)
@@ -356,6 +365,8 @@ class Way(NamedTuple):
     """The input of the last norm, if only multiples have followed."""
     uncentred: Tensor | None = None
     """The tensor whose mean was subtracted, likewise."""
+    attended: bool = False
+    """Whether it is what attention has added up, which W_O has yet to read."""
 
 
 def way_of(tensor: Tensor) -> Way:
@@ -373,6 +384,17 @@ def leave_modes(down_to: int) -> None:
     """Leave function modes of this thread whose end was interrupted, until so many are active."""
     while active_modes() > down_to:
         overrides._pop_mode()
+
+
+COMPOSED = frozenset({"multi_head_attention_forward"})
+"""Functions of torch that function modes see as one, although they are written in others."""
+
+
+@functools.cache
+def opened(function: FunctionType) -> FunctionType:
+    """The same function, which asks no function mode but calls the functions that it consists of."""
+    own = {**function.__globals__, "has_torch_function": lambda _tensors: False}
+    return FunctionType(function.__code__, own, function.__name__, function.__defaults__, function.__closure__)
 
 
 class HeldFixed(TorchFunctionMode):
@@ -466,6 +488,9 @@ class HeldFixed(TorchFunctionMode):
             made = function(*args, **kwargs)
             # What is never written must not be infinite.
             return made.zero_() if name in _EMPTY else made
+        if name in COMPOSED:
+            with self.again():
+                return opened(function)(*args, **kwargs)
         given = [*tensors_in((args, kwargs))]
         kinds = {kind_of(each) for each in given}
         if None in kinds and any(kind_of(each) is None and each.requires_grad and not each.is_leaf for each in given):
@@ -481,16 +506,21 @@ class HeldFixed(TorchFunctionMode):
                 target = function(*args, **kwargs)
                 return args[0] if target.is_floating_point() else target
             args, kwargs = with_tensors(args, _doubled), with_tensors(kwargs, _doubled)
-        rule = RULES.get(name) if Kind.LINEAR in kinds else None
-        step = None if rule is None else rule(self, Call(name, function, args, kwargs))
+        return self.by_rule(Call(name, function, args, kwargs), given)
+
+    def by_rule(self, call: "Call", given: Sequence[Tensor]) -> Any:
+        """What a function of linear or held tensors gives: by its rule, or else held."""
+        args, kwargs = call.args, call.kwargs
+        rule = RULES.get(call.name) if any(kind_of(each) is Kind.LINEAR for each in given) else None
+        step = None if rule is None else rule(self, call)
         if step is not None:
             return self.done(step) if isinstance(step, Step) else step[0]
-        if name in INTO:
+        if call.name in INTO:
             marked([args[0], *([] if args[0]._base is None else [args[0]._base])], Kind.HELD)
-        made = marked(function(*with_tensors(args, still), **with_tensors(kwargs, still)), Kind.HELD)
+        made = marked(call.function(*with_tensors(args, still), **with_tensors(kwargs, still)), Kind.HELD)
         if self.explains:
             for each in tensors_in(made):
-                each._because = self._reason(name, given)  # type: ignore[attr-defined]
+                each._because = self._reason(call.name, given)  # type: ignore[attr-defined]
         if self.added is not None:
             origins = {id(origin): origin for each in given if (origin := _origin(each)) is not None}
             for each in tensors_in(made) if len(origins) == 1 else ():
@@ -518,16 +548,17 @@ class HeldFixed(TorchFunctionMode):
     def way(self, step: Step) -> Way:
         """The way of a step's result."""
         ways = [way_of(each) for each in step.operands]
-        if step.mixes:
-            return Way(residual=False, origin=object())
+        attended = any(way.attended for way in ways)
+        if step.mixes:  # what W_O makes of what attention has added up is no network's
+            return Way(residual=attended, origin=object(), attended=step.attends)
         residual = all(way.residual for way in ways)
         if len({id(way.origin) for way in ways}) > 1 or not ways:
-            return Way(residual, object())
+            return Way(residual, object(), attended=attended)
         first, way = step.operands[0], ways[0]
         if len(ways) > 1:
-            return Way(residual, way.origin, uncentred=first)
+            return Way(residual, way.origin, uncentred=first, attended=attended)
         if isinstance(step.factor, Tensor) and _origin(step.factor) is way.origin:
-            return Way(residual, way.origin, first if way.uncentred is None else way.uncentred)
+            return Way(residual, way.origin, first if way.uncentred is None else way.uncentred, attended=attended)
         return way._replace(residual=residual)
 
     def joined(self, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
@@ -661,7 +692,8 @@ class Call(NamedTuple):
     @property
     def in_place(self) -> bool:
         """Whether it changes its first operand."""
-        return self.name.endswith("_") and not self.name.startswith("__")
+        named = self.name.endswith("_") and not self.name.startswith("__")
+        return named or self.kwargs.get("inplace") is True
 
     def run(self, *args: Any) -> Any:
         """Call the function with other arguments, and its own keywords."""
@@ -698,7 +730,12 @@ def _moved(_mode: HeldFixed, call: Call) -> Any:
         if not isinstance(made, Tensor):
             return (made,)
     stays = call.name in _COPIES
-    return Step(lambda vectors: call.run(vectors, *rest), [one], factored=_unchanged if stays else None)
+
+    def apply(vectors: Tensor) -> Any:  # what a source contributes may lie in memory in another order
+        is_part = call.name == "view" and vectors is not one
+        return vectors.reshape(*rest) if is_part else call.run(vectors, *rest)
+
+    return Step(apply, [one], factored=_unchanged if stays else None)
 
 
 def _unchanged(parts: "Factored") -> "Factored":
@@ -760,7 +797,8 @@ def _product(mode: HeldFixed, call: Call) -> Any:
     def product(vectors: Tensor) -> Any:
         return call.run(*_in_type(before, vectors), vectors, *_in_type(after, vectors))
 
-    return Step(product, [value], stacked=stacked, mixes=True)
+    attends = any(kind_of(each) is Kind.HELD for each in call.args)
+    return Step(product, [value], stacked=stacked, mixes=True, attends=attends)
 
 
 def _in_type(values: Sequence[Any], like: Tensor) -> list[Any]:
@@ -786,7 +824,10 @@ def _shared(call: Call, places: Sequence[int]) -> Step:
 
     operands = [call.args[place] for place in places]
     return Step(
-        lambda *both: _held(lambda: product(*(args[place] for place in places)), back, *both), operands, mixes=True
+        lambda *both: _held(lambda: product(*(args[place] for place in places)), back, *both),
+        operands,
+        mixes=True,
+        attends=True,
     )
 
 
@@ -894,7 +935,7 @@ def _shaped(gradient: Tensor, like: Tensor) -> Tensor:
     return gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)
 
 
-@_rule(_DIVISIONS)
+@_rule(DIVISIONS)
 def _divided(mode: HeldFixed, call: Call) -> Any:
     return None if kind_of(call.args[0]) is not Kind.LINEAR or call.kwargs else _scaled(mode, call, *call.args)
 
@@ -902,7 +943,7 @@ def _divided(mode: HeldFixed, call: Call) -> Any:
 def _scaled(mode: HeldFixed, call: Call, one: Tensor, by: Any) -> Any:
     """A linear tensor times, or divided by, what is not."""
     factor = still(by)
-    divides = call.name in _DIVISIONS
+    divides = call.name in DIVISIONS
 
     def scaled(vectors: Tensor) -> Tensor:
         return vectors / factor if divides else vectors * factor
@@ -941,20 +982,7 @@ def _sum(mode: HeldFixed, call: Call) -> Any:
     function = _OUT_OF_PLACE.get(call.name, call.function)
     kwargs = call.kwargs
     if kind_of(one) is kind_of(other) is Kind.LINEAR:
-        one, other = mode.joined(_kept(one) if call.in_place and mode.added is not None else one, other)
-
-        def total(a: Tensor, b: Tensor) -> Tensor:
-            return function(a, b, **kwargs)
-
-        alike = one.shape == other.shape and one.dtype is other.dtype
-        step = Step(
-            total,
-            [one, other],
-            stacked=total if one.ndim == other.ndim else None,
-            makes_new=one.ndim == other.ndim,
-            over=Tensor.add_ if alike and "add" in call.name and not kwargs else None,
-            factored=Factored.plus if alike and "add" in call.name and not kwargs else None,
-        )
+        step = sum_of(call, *mode.joined(kept(one) if call.in_place and mode.added is not None else one, other))
     else:
         linear, plain = (one, other) if kind_of(one) else (other, one)
         constant = torch.as_tensor(plain, dtype=linear.dtype, device=linear.device)
@@ -972,7 +1000,26 @@ def _sum(mode: HeldFixed, call: Call) -> Any:
     return (_changed(mode, step, call.args[0]),) if call.in_place else step
 
 
-def _kept(tensor: Tensor) -> Tensor:
+def sum_of(call: Call, one: Tensor, other: Tensor) -> Step:
+    """A sum of two linear tensors."""
+    function, kwargs = _OUT_OF_PLACE.get(call.name, call.function), call.kwargs
+
+    def total(a: Tensor, b: Tensor) -> Tensor:
+        made: Tensor = function(a, b, **kwargs)
+        return made
+
+    only_adds = one.shape == other.shape and one.dtype is other.dtype and "add" in call.name and not kwargs
+    return Step(
+        total,
+        [one, other],
+        stacked=total if one.ndim == other.ndim else None,
+        makes_new=one.ndim == other.ndim,
+        over=Tensor.add_ if only_adds else None,
+        factored=Factored.plus if only_adds else None,
+    )
+
+
+def kept(tensor: Tensor) -> Tensor:
     """A copy of a linear tensor that the model is about to change."""
     copy = tensor.clone()
     vars(copy).update(vars(tensor))
@@ -1030,9 +1077,9 @@ def _into(mode: HeldFixed, call: Call) -> Any:
 
 
 @_rule(_SLOPED)
-def _activated(_mode: HeldFixed, call: Call) -> Any:
+def _activated(mode: HeldFixed, call: Call) -> Any:
     one, *rest = call.args
-    if kind_of(one) is not Kind.LINEAR or (call.kwargs.get("inplace") is True and call.in_place):
+    if kind_of(one) is not Kind.LINEAR:
         return None
     kwargs = {name: value for name, value in call.kwargs.items() if name != "inplace"}
     name = call.name.rstrip("_")
@@ -1041,7 +1088,10 @@ def _activated(_mode: HeldFixed, call: Call) -> Any:
     if key not in _KNOWN_FUNCTIONS:
         _KNOWN_FUNCTIONS[key] = _recognised(lambda probe: function(probe, *rest, **kwargs), one)
     known = _KNOWN_FUNCTIONS[key]
-    return None if known is None else _sloped(lambda inner: function(inner, *rest, **kwargs), one, known)
+    if known is None:
+        return None
+    step = _sloped(lambda inner: function(inner, *rest, **kwargs), one, known)
+    return (_changed(mode, step, one),) if call.in_place else step
 
 
 @_rule("square", "pow", "__pow__")
@@ -1137,8 +1187,8 @@ def _slope(value: Tensor, inner: Tensor, known: Activation) -> Tensor:
     return torch.where(inner == 0, known.slope(inner.new_zeros(())), value / inner)
 
 
-@_rule(_CLIPPED)
-def _clipped(_mode: HeldFixed, call: Call) -> Any:
+@_rule(CLIPPED)
+def _clipped(mode: HeldFixed, call: Call) -> Any:
     """A value within limits, as a multiple of what it was."""
     one, *rest = call.args
     if _are(Kind.HELD, rest, dict(call.kwargs)) or _are(Kind.LINEAR, rest, dict(call.kwargs)):
@@ -1146,9 +1196,10 @@ def _clipped(_mode: HeldFixed, call: Call) -> Any:
     fixed = one.detach().clone()
     value = call.run(one.detach().clone(), *rest)
     slope = torch.where(fixed == 0, 1.0, value / fixed)
-    return Step(
+    step = Step(
         lambda u: _held(lambda: value, lambda gradient: gradient * slope, u), [one], stacked=lambda u: u * slope
     )
+    return (_changed(mode, step, one),) if call.in_place else step
 
 
 @_rule("masked_fill", "masked_fill_")
@@ -1207,6 +1258,7 @@ def _projection(apply: Linear, vectors: Tensor, weight: Tensor, bias: Any) -> St
         constant_part=lambda: bias,
         makes_new=True,
         mixes=True,
+        weight=weight.T,
     )
 
 
@@ -1273,7 +1325,18 @@ def _layer_norm(_mode: HeldFixed, call: Call) -> Any:
         over=functools.partial(normed, over=True),
         factored=factored,
         factor=x,
+        norm=_norm(x, weight, bias, eps, centred=True),
     )
+
+
+@_rule("native_layer_norm")
+def _native_layer_norm(mode: HeldFixed, call: Call) -> Any:
+    """The same norm, which returns the mean and 1/σ as well."""
+    step = _layer_norm(mode, call)
+    if step is None:
+        return None
+    _, mean, scale = call.function(*with_tensors(call.args, still), **with_tensors(call.kwargs, still))
+    return [(mode.done(step), *marked([mean, scale], Kind.HELD))]
 
 
 @_rule("rms_norm")
@@ -1297,7 +1360,14 @@ def _rms_norm(_mode: HeldFixed, call: Call) -> Any:
         stacked=scaled,
         factored=lambda parts: parts.normed(scale, weight),
         factor=x,
+        norm=_norm(x, weight, None, eps, centred=False),
     )
+
+
+def _norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *, centred: bool) -> Normalisation:
+    """The norm that a function is, in float32 or better."""
+    weight = x.new_ones(x.shape[-1]) if weight is None else weight
+    return Normalisation(full_precision(weight), None if bias is None else full_precision(bias), eps, centred)
 
 
 @_rule("normalize")
@@ -1356,7 +1426,11 @@ def _attention(mode: HeldFixed, call: Call) -> Any:
         value = mode.values(value)
     attention = HeldAttention(query, key, mask, causal=bool(causal), scale=scale)
     return Step(
-        lambda v: _held(lambda: output, attention.transposed, v), [value], stacked=attention.stacked, mixes=True
+        lambda v: _held(lambda: output, attention.transposed, v),
+        [value],
+        stacked=attention.stacked,
+        mixes=True,
+        attends=True,
     )
 
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from normscope.api.attributed_maps import attribution_maps
 from normscope.api.attributed_scores import attribute
-from normscope.api.attribution import Attribution
-from normscope.api.decomposition import Decomposition, decompose
-from normscope.api.similarities import Embedded, compared_embeddings, embedded_text
+from normscope.api.attribution import rounding
+from normscope.api.decomposition import decompose
+from normscope.api.similarities import Embedded, compared_texts, embedded_text
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.live.engine import Turn
@@ -20,6 +20,8 @@ from normscope.live.texts import Limit, Read, read, units_of
 from normscope.maths.choices import AttentionRule
 from normscope.models.load.loaded import LoadedModel
 from normscope.reporting.page.explorer import packed, pairs_payload, scaled
+from normscope.results.maps import TokenMap
+from normscope.results.result import Result
 from normscope.rounding import brief_share, counted, number, percentage
 
 _LARGEST = 1_500_000
@@ -68,15 +70,15 @@ class Answers:
         model = self._model(side)
         typed = self._read(model, side)
         notes = [typed.note] if typed.note else []
-        layout = model.layout
-        heads = model.layers * self.limit.tokens**2 * (7 + layout.heads) <= _LARGEST
-        heads = heads and not (layout.is_gated or layout.heads_differ)
+        facts = model.facts
+        heads = model.layers * self.limit.tokens**2 * (7 + facts.heads) <= _LARGEST
+        heads = heads and not (facts.is_gated or facts.heads_differ)
         decomposed = decompose(model, typed.given, heads=heads, level=str(level))
+        (maps,) = decomposed.maps
         if level is Level.token and model.causal:
-            turn.kept(("sink", side), lambda: _weight_of_first(decomposed))
+            turn.kept(("sink", side), lambda: _weight_of_first(maps))
         units = model.exclusively(lambda: units_of(model, typed, level))
-        maps = decomposed.token_map()
-        fits = 7 * decomposed.maps["attn_w"].numel() <= _LARGEST
+        fits = 7 * maps.maps["attn_w"].size <= _LARGEST
         if not fits:
             notes.append(f"{counted(len(maps.queries), str(level))} are too many for maps of all pairs on one page.")
         elif not heads:
@@ -84,7 +86,7 @@ class Answers:
         return {
             "text": typed.text,
             "notes": notes,
-            "tokens": decomposed.tokens,
+            "tokens": maps.queries,
             "places": units.places,
             "roles": units.roles,
             "layers": maps.layers,
@@ -93,9 +95,9 @@ class Answers:
         }
 
     def _without_heads(self, model: LoadedModel) -> str:
-        if model.layout.is_gated:
+        if model.facts.is_gated:
             return "its heads are gated"
-        if model.layout.heads_differ:
+        if model.facts.heads_differ:
             return "its layers differ in their number of heads"
         return f"{self.limit.name} is too large to show them"
 
@@ -146,22 +148,29 @@ class Answers:
             if target:  # which may be what is wrong
                 raise
             return answer | {"note": str(error)}
-        assert isinstance(parts, Attribution)
-        if callable(aim):
-            parts = _as_shares(parts)
+        said, of_tokens = str(parts.sentences[0]), parts.table
+        whole = parts.metrics["target"] if callable(aim) else 1.0
+        value, bias, remainder = (parts.metrics[name] / whole for name in ("target", "bias", "remainder"))
+        scores = of_tokens["value"].to_numpy() / whole
+        if callable(aim):  # along the direction of an embedding, as shares of its length
+            said = _said_of_shares(scores, bias, remainder)
 
         def weight_of_first() -> float:
-            return turn.kept(("sink", side), lambda: _weight_of_first(decompose(model, given, measures=["attn_w"])))
+            return turn.kept(
+                ("sink", side), lambda: _weight_of_first(*decompose(model, given, measures=["attn_w"]).maps)
+            )
 
         return answer | {
-            "sum": _said_of_shares(parts) if callable(aim) else parts._sum,
+            "sum": said,
             "rule": _RULES[self.attention],
-            "value": parts.target,
-            "tokens": parts.tokens,
-            "scores": _rounded(parts.scores),
-            "bias": parts.bias,
-            "remainder": parts.remainder,
-            "sink": _said_of_sink(parts, weight_of_first) if level is Level.token and model.causal else "",
+            "value": value,
+            "tokens": of_tokens["token"].tolist(),
+            "scores": _rounded(scores),
+            "bias": bias,
+            "remainder": remainder,
+            "sink": _said_of_sink(of_tokens["token"].iloc[0], float(scores[0]), weight_of_first)
+            if level is Level.token and model.causal
+            else "",
         }
 
     def heads(self, side: Side, target: str, against: str, _turn: Turn) -> dict[str, Any]:
@@ -177,16 +186,13 @@ class Answers:
         found = prediction_of(model, given)
         aim, against = _aimed(found, target, against)
         parts = attribute(model, given, aim, against=found.answer(against), by=["layer", "head"])
-        assert isinstance(parts, Attribution)
-        whole = parts.target if callable(aim) else 1.0
-        grid = parts._head_grid / whole
+        whole = parts.metrics["target"] if callable(aim) else 1.0
+        heads = parts.tables["heads"].assign(value=parts.tables["heads"]["value"] / whole)
+        grid = heads.pivot_table(index="layer", columns="head", values="value").fillna(0.0)
         return {
             "layers": grid.index.tolist(),
             "values": [_rounded(row) for row in grid.to_numpy()],
-            "strongest": [
-                [layer, head, value / whole]
-                for layer, head, value in parts.strongest(_STRONGEST).itertuples(index=False)
-            ],
+            "strongest": heads.head(_STRONGEST).to_numpy(dtype=object).tolist(),
         }
 
     def pair(self, side: Side, other: str | None, compare: int | None, turn: Turn) -> dict[str, Any]:
@@ -211,14 +217,14 @@ class Answers:
             given = self._read(model, of_text).given
             return turn.kept(("embedded", of_text, kind), lambda: embedded_text(model, given, kind))
 
-        found = compared_embeddings(parts_of(side.text, "query"), parts_of(other, "document"))
+        found = compared_texts(model, parts_of(side.text, "query"), parts_of(other, "document"))
         (shown,) = pairs_payload(found.explorer().pairs)
         return dict(shown)
 
     def _through(self, side: Side, level: Level, methods: Sequence[str]) -> dict[str, Any]:
         model = self._model(side)
         given = self._read(model, side).given
-        if model.layout.reads_target:
+        if model.facts.reads_target:
             methods = [method for method in methods if method == "alti"]
         found, reasons = _maps_up_to(model, given, methods, level)
         return {"maps": found, "notes": reasons}
@@ -240,39 +246,26 @@ def _unless_asked(found: Prediction, target: str) -> str:
     return "" if target or found.runner_up is None else found.choices[1][0]
 
 
-def _as_shares(found: Attribution) -> Attribution:
-    """What tokens and biases add to an embedding, along its direction, as shares of its length."""
-    whole = found.target
-    return dataclasses.replace(
-        found,
-        what="the embedding",
-        target=1.0,
-        scores=found.scores / whole,
-        bias=found.bias / whole,
-        remainder=found.remainder / whole,
-    )
-
-
-def _said_of_shares(found: Attribution) -> str:
-    tokens, biases = percentage(float(found.scores.sum())), percentage(found.bias)
-    rest = "" if abs(found.remainder) <= found._rounding else f", and {percentage(found.remainder)} is a remainder"
+def _said_of_shares(scores: np.ndarray, bias: float, remainder: float) -> str:
+    tokens, biases = percentage(float(scores.sum())), percentage(bias)
+    rest = "" if abs(remainder) <= rounding(scores, bias) else f", and {percentage(remainder)} is a remainder"
     return f"Along its own direction, {tokens} of the embedding comes from tokens and {biases} from biases{rest}."
 
 
-def _weight_of_first(decomposed: Decomposition) -> float:
+def _weight_of_first(maps: TokenMap) -> float:
     """The share of their attention weight that later tokens give to the first one; 0 if there are none."""
-    weights = decomposed.maps["attn_w"][:, 1:, 0]
-    return float(weights.mean()) if weights.numel() else 0.0
+    weights = maps.maps["attn_w"][:, 1:, 0]
+    return float(weights.mean()) if weights.size else 0.0
 
 
-def _said_of_sink(found: Attribution, weight_of_first: Callable[[], float]) -> str:
+def _said_of_sink(token: str, score: float, weight_of_first: Callable[[], float]) -> str:
     """Why the first token of a causal model stands apart; empty unless later tokens give it much of their attention weight."""
     weight = weight_of_first()
     if weight < _SINK:
         return ""
     return (
-        f"The first token, {found.tokens[0]}, adds {number(float(found.scores[0]), signed=True)}. It stands apart because it "
-        f"is an attention sink: later tokens give it {brief_share(weight)} of their attention weight."
+        f"The first token, {token}, adds {number(score, signed=True)}. It stands apart because it is an attention sink: "
+        f"later tokens give it {brief_share(weight)} of their attention weight."
     )
 
 
@@ -291,18 +284,17 @@ def _maps_up_to(
         return {name: each for found, _ in alone for name, each in found.items()}, [
             reason for _, reasons in alone for reason in reasons
         ]
-    packed = {}
-    for name, each in maps.items():
-        keys = len(each.tokens) + len(each.source_tokens or ())
-        packed[name] = scaled(each.cumulative[:, :, :keys].astype(np.float32))
-    return packed, []
+    return {name: scaled(values) for name, values in maps.maps[0].maps.items()}, []
 
 
-def _mixing(decomposed: Decomposition) -> dict[str, Any]:
+def _mixing(decomposed: Result) -> dict[str, Any]:
     """Mixing ratios by method, layer and token."""
+    by_method = dict(iter(decomposed.tables["ratios"].groupby("method", sort=False)))
     return {
-        "methods": [str(method) for method in decomposed.methods],
-        "ratios": [[_rounded(layer) for layer in method] for method in decomposed.ratios.numpy()],
+        "methods": list(by_method),
+        "ratios": [
+            [_rounded(layer["ratio"].to_numpy()) for _, layer in rows.groupby("layer")] for rows in by_method.values()
+        ],
     }
 
 

@@ -19,7 +19,7 @@ from normscope.models.options import ModelOptions
 from normscope.running.options import RunOptions
 
 if TYPE_CHECKING:  # it needs what may not be installed
-    from normscope.live.connections import Server
+    from normscope.live.server import Server
 
 _GRACE = 0.3
 """Seconds that a running computation gets when the server stops."""
@@ -35,8 +35,7 @@ def serve(options: RunOptions) -> None:
         InputError: If the extra `live` is not installed, the port is in use, or a model cannot be observed.
     """
     require_extra("serve")
-    from normscope.live.connections import Server
-    from normscope.live.server import Access, address, bound
+    from normscope.live.server import Access, Server, address, bound
 
     listening = bound(options.live.host, options.live.port)
     access = Access.of(listening, options.live.host)

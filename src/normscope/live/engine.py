@@ -10,7 +10,7 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 from normscope.errors import InputError
-from normscope.models.sites.layer_hooks import cancelled_by
+from normscope.models.observe.cancelling import cancelled_by
 
 KEPT = 32
 """Results that are kept."""

@@ -14,12 +14,12 @@ from urllib.parse import urlencode
 
 from normscope.api.arguments import checked
 from normscope.api.decomposition import decompose
-from normscope.api.picture import Explorer
 from normscope.errors import InputError
 from normscope.live import require_extra
 from normscope.live.session import Session
 from normscope.live.texts import Limit, as_given, opening, typed
 from normscope.models.load.loaded import LoadedModel
+from normscope.results.pictures import Explorer
 
 _HOST = "127.0.0.1"
 _HEIGHT = 900
@@ -68,8 +68,7 @@ class LivePage:
 
     def __init__(self, model: LoadedModel, text: Any, port: int, limit: Limit) -> None:
         shown = opening(model) if text is None else _shown(text)
-        from normscope.live.connections import Server  # which needs what may not be installed
-        from normscope.live.server import Access, address, bound
+        from normscope.live.server import Access, Server, address, bound  # which need what may not be installed
 
         self._listening = listening = bound(_HOST, port, key="port")
         access = Access(framed=True)

@@ -76,7 +76,7 @@ def prediction_of(model: LoadedModel, text: Any, count: int = _CHOICES, also: Se
 
 def _prediction(model: LoadedModel, text: Any, count: int, also: Sequence[str]) -> Prediction:
     inputs = batch_from_texts(model, text).to(model.device).model_inputs()
-    if model.layout.reads_target:
+    if model.facts.reads_target:
         if model.translator is None:
             raise InputError(f"model: {model.name} has no weights of a translator; set model.stack=encoder")
         return Prediction("the next token of the translation", [], NextToken())

@@ -17,9 +17,9 @@ LONGEST_TEXT = 100_000
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 Short = Annotated[str, Field(max_length=200)]
 
-VIEW = ("sentence", "layer", "head", "measure", "minus", "scale", "token", "log", "hideSelf", "words")
+SHOWN = ("sentence", "layer", "head", "measure", "minus", "scale", "token", "log", "hideSelf", "words")
 """What the explorer keeps in the address. The page alone reads it."""
-_View = dataclasses.make_dataclass("_View", [(name, Text, "") for name in VIEW])
+_Shown = dataclasses.make_dataclass("_Shown", [(name, Text, "") for name in SHOWN])
 
 Part = Literal["maps", "chained", "carried", "prediction", "heads", "pair"]
 PARTS: Mapping[Part, tuple[str, ...]] = {
@@ -125,8 +125,8 @@ def read_state(given: object, models: int) -> State:
         InputError: If a name is unknown, or a value invalid.
     """
     if isinstance(given, Mapping):
-        read_values(_View, {name: value for name, value in given.items() if name in VIEW}, "state")
-        given = {name: value for name, value in given.items() if name not in VIEW}
+        read_values(_Shown, {name: value for name, value in given.items() if name in SHOWN}, "state")
+        given = {name: value for name, value in given.items() if name not in SHOWN}
     state: State = read_values(State, given, "state")
     for name, number in (("model", state.model), ("compare", state.compare)):
         if number is not None and not 1 <= number <= models:

@@ -5,6 +5,7 @@ address once sets a cookie, and from then on the browser opens links without it.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime
 import errno
@@ -16,15 +17,17 @@ import re
 import secrets
 import socket
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from normscope.errors import InputError, one_line, printable
 from normscope.live.engine import Busy, Outdated
@@ -38,6 +41,10 @@ LARGEST_BODY = 1_000_000
 """Bytes of a request."""
 _DRAINED = 200_000_000
 """Bytes of a larger one that are read and dropped, so that its sender gets to read the answer."""
+CONNECTIONS = 64
+"""Connections at a time. A browser opens six to a server."""
+REQUEST_SECONDS = 30.0
+"""How long a request may take to arrive, and its answer to be read."""
 _HOST = re.compile(r"(\[[0-9a-f:]+\]|[a-z0-9.-]+)(?::([0-9]{1,5}))?")
 _HEADERS = {
     "Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'",
@@ -161,6 +168,96 @@ def address(listening: socket.socket, host: str, token: str) -> str:
     name = socket.gethostname() if host in ("0.0.0.0", "::") else host
     shown = f"[{name}]" if ":" in name else name
     return f"http://{shown}:{listening.getsockname()[1]}/?token={token}"
+
+
+class Connection(H11Protocol):
+    """A connection that is closed if its request takes too long to arrive, or if another one needs its place.
+
+    uvicorn limits only requests whose headers have arrived, and its `limit_concurrency` refuses the owner too: whoever opened
+    connections and said nothing would keep everybody out. Here the oldest of those that wait for a request makes room.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a whole request has arrived, and its answer is being computed."""
+        cycle = self.cycle
+        return cycle is not None and not cycle.more_body and not cycle.response_complete and not self.flow.write_paused
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request. If there are too many connections, one is closed."""
+        super().connection_made(transport)
+        self._wait()
+        others = [each for each in self.connections if isinstance(each, Connection) and not each.transport.is_closing()]
+        if len(others) > CONNECTIONS:
+            min((each for each in others if not each.is_answering), key=lambda each: each._since).transport.abort()
+
+    def on_response_complete(self) -> None:
+        """Wait for the client to read the answer, and for its next request."""
+        super().on_response_complete()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        super().connection_lost(exc)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def _wait(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._since = self.loop.time()
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._end)
+
+    def _end(self) -> None:
+        if not self.is_answering:
+            self.transport.abort()
+
+
+class Server(uvicorn.Server):
+    """A server that leaves signals to its caller.
+
+    Args:
+        session: What is served.
+        access: Who may ask.
+    """
+
+    def __init__(self, session: Session, access: Access) -> None:
+        self._session = session
+        super().__init__(
+            uvicorn.Config(
+                app(session, access),
+                http=Connection,
+                ws="none",
+                lifespan="off",
+                loop="asyncio",
+                log_level="critical",  # a stranger can cause as many warnings as they like
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=100,
+                timeout_graceful_shutdown=1,
+            )
+        )
+
+    def stop(self) -> None:
+        """Answer nothing more."""
+        self._session.engine.close(0)
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait for answers alone."""
+        for connection in [*self.server_state.connections]:
+            if isinstance(connection, Connection) and not connection.is_answering:
+                connection.transport.abort()
+        await asyncio.sleep(0)  # in which they are closed
+        await super().shutdown(sockets)
 
 
 def app(session: Session, access: Access) -> Starlette:

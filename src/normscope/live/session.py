@@ -126,9 +126,9 @@ def _about(model: LoadedModel) -> dict[str, Any]:
         "name": name,
         "facts": facts,
         "layers": model.layers,
-        "heads": model.layout.heads,
+        "heads": model.facts.heads,
         "mask": model.tokenizer.mask_token,
-        "two": model.layout.reads_target,
+        "two": model.facts.reads_target,
         "chats": bool(model.tokenizer.chat_template) and model.tokenizer.is_fast,
         "opening": opening(model),
     }

@@ -90,7 +90,7 @@ def as_given(model: LoadedModel, text: str, *, chat: bool = False) -> Any:
     first, separator, second = text.partition(SEPARATOR)
     if separator:
         return first, second
-    if model.layout.reads_target:
+    if model.facts.reads_target:
         raise InputError(f"text: {model.name} reads two texts: write `source{SEPARATOR}translation`")
     return text
 
@@ -159,7 +159,7 @@ def count_of(model: LoadedModel, given: Any) -> int:
 
 
 def _fits(model: LoadedModel, given: Any, longest: int) -> bool:
-    if isinstance(given, tuple) and model.layout.reads_target:
+    if isinstance(given, tuple) and model.facts.reads_target:
         return all(_fits(model, text, longest) for text in given)
     most = (longest + 1) * _CHARACTERS
     beginning = tuple(text[:most] for text in given) if isinstance(given, tuple) else given[:most]
@@ -205,7 +205,7 @@ def units_of(model: LoadedModel, typed: Read, level: Level) -> Units:
     batch = batch_from_texts(model, typed.given, level)
     roles = roles_of(model, typed.given) if typed.chat else None
     # The tokens of a translation are the target's alone.
-    known = not model.layout.reads_target and places_of_tokens(model, typed.given, batch.input_ids[0].tolist())
+    known = not model.facts.reads_target and places_of_tokens(model, typed.given, batch.input_ids[0].tolist())
     begins = _begins(typed)
     numbers = batch.unit_numbers.tolist()
     places: list[tuple[int, int] | None] = [None] * (max(numbers) + 1)
@@ -232,7 +232,7 @@ def opening(model: LoadedModel) -> Mapping[str, str]:
     A classifier gets a review, a causal language model the beginning of a sentence, a masked one a sentence with a mask, a
     translation model a text and its translation; an encoder two texts, whose similarity has reasons.
     """
-    if model.layout.reads_target:
+    if model.facts.reads_target:
         return {"text": f"The old bridge was closed.{SEPARATOR}Die alte Brücke war gesperrt."}
     with contextlib.suppress(InputError):  # the page says so where the prediction is attributed
         predictor = Predictor.of(model)

@@ -42,6 +42,26 @@ def repeat_heads(
     return grouped if repeats == 1 else grouped.repeat_interleave(repeats, dim=1)
 
 
+class AttentionCall(NamedTuple):
+    """What attention is computed from. Several heads of queries may share a head of keys and values."""
+
+    query: Float[Tensor, "batch head query head_dim"]
+    key: Float[Tensor, "batch kv_head key head_dim"]
+    value: Float[Tensor, "batch kv_head key value_dim"]
+    mask: Mask | None
+    scale: float
+    """The factor on q·k."""
+    cap: float | None = None
+    """The soft cap of the scores; None without one."""
+    sinks: Float[Tensor, " head"] | None = None
+    """A learned score of each head that takes weight from the keys; None without them."""
+
+    def repeated(self) -> "AttentionCall":
+        """The same with keys and values for each head of queries."""
+        heads = self.query.shape[1]
+        return self._replace(key=repeat_heads(self.key, heads), value=repeat_heads(self.value, heads))
+
+
 def attention(
     query: Float[Tensor, "batch head query head_dim"],
     key: Float[Tensor, "batch head key head_dim"],

@@ -48,6 +48,8 @@ class AttentionWeights:
     """Whether some scores are larger than `LARGE_SCORES`; None if that must be looked up, for which the host waits."""
     sinks: Float[Tensor, " head"] | None = None
     """Each head's learned score for attending to no key, which takes part in the softmax; None if α sums to one."""
+    given_to_nowhere: Float[Tensor, "batch head query"] | None = None
+    """1 − Σ_j α_ij of a given α; None if it sums to one."""
 
     @cached_property
     def whole(self) -> Float[Tensor, "batch head query key"]:
@@ -223,6 +225,7 @@ class AttentionWeights:
             seen=dataclasses.replace(self.seen, mask=mask),
             given=None if self.given is None else self.given[:, heads],
             sinks=None if self.sinks is None else self.sinks[heads],
+            given_to_nowhere=None if self.given_to_nowhere is None else self.given_to_nowhere[:, heads],
         )
 
     def of_words(
@@ -307,8 +310,7 @@ class AttentionWeights:
             strips = [weights.diagonal(strip.start, dim1=-2, dim2=-1) for strip, weights in self.strips()]
             return torch.cat(strips, dim=-1)
         assert self.log_normaliser is not None
-        bias = None if self.seen.mask is None else self.seen.mask.bias
-        added = None if bias is None else bias.diagonal(dim1=-2, dim2=-1).to(self.query.dtype)
+        added = None if self.seen.mask is None else self.seen.mask.own_term(self.query)
         weights = attention_maths.self_attention_weights(
             self.query, self.key, self.log_normaliser, self.scale, added, self.cap
         )
@@ -318,7 +320,7 @@ class AttentionWeights:
     def to_nowhere(self) -> Float[Tensor, "batch head query"] | None:
         """1 − Σ_j α_ij, the weight that a head's sink takes: exp(s − ℓ_i). None without sinks, where α sums to one."""
         if self.sinks is None:
-            return None
+            return self.given_to_nowhere
         assert self.log_normaliser is not None
         return (self.sinks.to(self.log_normaliser.dtype)[:, None] - self.log_normaliser).exp()
 
@@ -342,7 +344,10 @@ class AttentionWeights:
         if removed is not None:
             # exp(score − difference) / Σ: log α is the score up to a constant per query, which cancels.
             difference = self.scale * self.query @ removed.transpose(-1, -2)
-            weights = (weights.log() - difference).softmax(dim=-1)
+            scores = weights.log() - difference
+            if self.given_to_nowhere is not None:
+                scores = torch.cat([scores, self.given_to_nowhere.log().unsqueeze(-1)], dim=-1)
+            weights = scores.softmax(dim=-1)[..., : weights.shape[-1]]
         return torch.einsum("bhqk,gbk->bhqg", weights, members.to(weights.dtype))
 
     @cached_property

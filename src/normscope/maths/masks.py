@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 STRIP = 256
@@ -54,6 +54,8 @@ class Mask:
     """Positional bias, added to the scores."""
     shift: Float[Tensor, "batch head key"] | None = None
     """Added to all scores of a key."""
+    arbitrary: bool = False
+    """Whether `allowed` is a model's own, by which a query may see no interval around itself."""
     _terms: dict[object, Tensor | None] = dataclasses.field(default_factory=dict, init=False, repr=False)
     _biased: list["Mask"] = dataclasses.field(default_factory=list, init=False, repr=False)
 
@@ -66,6 +68,27 @@ class Mask:
     def of_positions(self) -> "Mask":
         """The mask without padding. It depends on positions alone, so that it can be evaluated on any device."""
         return dataclasses.replace(self, keys=None, queries=None)
+
+    def of_text(self, text: int, copies: int) -> "Mask":
+        """The mask of a batch that consists of copies of one text."""
+
+        def chosen(tensor: Tensor | None) -> Tensor | None:
+            if tensor is None:
+                return None
+            return tensor[min(text, len(tensor) - 1)].expand(copies, *tensor.shape[1:])
+
+        def allowed(sequence: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            assert self.allowed is not None
+            return self.allowed(torch.full_like(sequence, text), head, query, key)
+
+        return dataclasses.replace(
+            self,
+            keys=chosen(self.keys),
+            allowed=None if self.allowed is None else allowed,
+            queries=chosen(self.queries),
+            bias=chosen(self.bias),
+            shift=chosen(self.shift),
+        )
 
     def with_bias(self, bias: Float[Tensor, "#batch head query key"]) -> "Mask":
         """The mask with a positional bias added. Layers that share a bias get the same object."""
@@ -189,6 +212,16 @@ class Mask:
             term = _sum(term, self.shift[sequences, :, None, keys].to(like.dtype))
         return term
 
+    def own_term(self, like: Float[Tensor, "batch head token head_dim"]) -> Float[Tensor, "#batch #head token"] | None:
+        """The term added to the score of each token with itself, in the queries' dtype; None if nothing is added."""
+        term = None if self.bias is None else self.bias.diagonal(dim1=-2, dim2=-1).to(like.dtype)
+        if self.allowed is None:
+            return term
+        sequence, token = (torch.arange(like.shape[axis], device=like.device) for axis in (0, 2))
+        seen = self.allowed(sequence[:, None], torch.zeros_like(sequence)[:, None], token, token)
+        hidden = additive_mask(seen.expand(len(sequence), -1).unsqueeze(1), like.dtype)
+        return _sum(term, hidden)
+
     def strips(self, queries: int, keys: int, size: int | None = None) -> Iterator[tuple[slice, slice]]:
         """Strips of consecutive queries, each with a range of keys that includes all the keys they see.
 
@@ -221,6 +254,27 @@ class Mask:
             bias=None if self.bias is None else self.bias.transpose(-1, -2),
             shift=shift,
         )
+
+
+def mask_of(mask: Shaped[Tensor, "#batch #head #query #key"], lengths: tuple[int, int]) -> Mask:
+    """A mask that a model's code has made as a tensor.
+
+    Args:
+        mask: True where visible, or a term added to the scores.
+        lengths: Numbers of queries and keys.
+    """
+    of_scores, bias = mask.is_floating_point(), None
+    hidden = mask <= torch.finfo(mask.dtype).min / 2 if of_scores else ~mask
+    hidden_to_all = hidden.all(dim=1, keepdim=True)
+    if of_scores or mask.shape[1] > 1:  # what some heads do not see has a bias of −∞
+        term = mask if of_scores else additive_mask(mask, torch.float32)
+        bias = term.masked_fill(hidden_to_all, 0.0).expand(-1, -1, *lengths)
+    visible = (~hidden_to_all).expand(-1, -1, *lengths)
+    return Mask(
+        allowed=lambda sequence, head, query, key: visible.to(key.device)[sequence, head, query, key],
+        bias=bias,
+        arbitrary=True,
+    )
 
 
 def _no_later_key(_sequence: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -296,9 +350,13 @@ class Visibility:
 
     @cached_property
     def only_itself(self) -> Bool[Tensor, "batch query"]:
-        """Tokens that see neither neighbour, and so only themselves: in every mask, a query sees an interval around itself."""
+        """Tokens that see only themselves: neither neighbour, if the mask is one in which queries see intervals."""
         batch, tokens = self.keys.shape
         sequence = torch.arange(batch, device=self.keys.device)[:, None]
+        if self._rule.arbitrary:
+            place = torch.arange(tokens, device=self.keys.device)
+            own = self._rule.sees(sequence, place, place)
+            return (self.counts == 1) if own is None else (self.counts == 1) & own
         earlier = torch.arange(tokens - 1, device=self.keys.device)
         pairs = self.keys[:, :-1] & self.keys[:, 1:]
 

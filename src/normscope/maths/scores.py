@@ -217,7 +217,7 @@ def covariances(
     The sum over j is the variance, less the part from b_K where position makes it differ from key to key.
 
     Args:
-        directions: Those of the spread, mapped back through the keys' map (see `keys.KeyMap`).
+        directions: Those of the spread, mapped back through the keys' map (see `keys.PlaneMap`).
         key_weight: W_K.
         inputs: x, the input of W_K.
     """

@@ -15,6 +15,11 @@ def host_waits(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
+def full_precision(tensor: Tensor) -> Tensor:
+    """A tensor in float32 or better: models may run in half precision, measurements may not."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor on another device. The host does not wait if the tensor is in CPU memory: CUDA copies it from pinned memory."""
     if tensor.device.type != "cpu":

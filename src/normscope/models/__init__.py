@@ -1,1 +1,1 @@
-"""Models: names to weights, weights to observed blocks. Only this package knows an architecture."""
+"""Models: names to weights, weights to observed blocks. Only this package may know an architecture."""

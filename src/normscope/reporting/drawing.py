@@ -11,6 +11,8 @@ from typing import Any, assert_never
 import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 
+from normscope.config.schema import check_options
+from normscope.errors import InputError, one_line
 from normscope.reporting.figure_text import caption_of, with_token_names, with_visible_text
 from normscope.reporting.figures.coloured_text import coloured_text
 from normscope.reporting.figures.dots import dots
@@ -20,9 +22,9 @@ from normscope.reporting.figures.profiles import profiles
 from normscope.reporting.figures.scatter import scatter
 from normscope.reporting.figures.style import points, styled
 from normscope.reporting.figures.word_maps import word_maps
-from normscope.reporting.options import PAGE, SCREEN, Appearance
+from normscope.reporting.options import PAGE, SCREEN, Appearance, FigureOptions, appearance
 from normscope.reporting.palette import ON_PAGE
-from normscope.results.figures import ColouredText, Dots, Drawing, Figure, Heatmaps, Lines, Profiles, Scatter, WordMaps
+from normscope.results.figures import ColouredText, Dots, Figure, Heatmaps, Lines, Profiles, Scatter, WordMaps
 from normscope.untrusted.writing import write_named
 
 _DATE = "SOURCE_DATE_EPOCH"
@@ -39,7 +41,7 @@ DEFAULT = Appearance()
 NOTEBOOK = Appearance(dpi=130)
 
 
-def draw(figure: Drawing, paths: Sequence[Path], look: Appearance = DEFAULT) -> None:
+def draw(figure: Figure, paths: Sequence[Path], look: Appearance = DEFAULT) -> None:
     """Draw a figure into files that the user has named, each in the format of its suffix.
 
     Raises:
@@ -50,7 +52,26 @@ def draw(figure: Drawing, paths: Sequence[Path], look: Appearance = DEFAULT) -> 
         write_named(path, content)
 
 
-def drawn(figure: Drawing, formats: Sequence[str], look: Appearance = DEFAULT) -> list[bytes]:
+def save(figure: Figure, path: str | Path, look: Mapping[str, Any]) -> None:
+    """Draw a figure into a file that the user has named.
+
+    Args:
+        figure: What to draw.
+        path: The file, whose suffix is the format.
+        look: Some of `FigureOptions`, by name.
+
+    Raises:
+        InputError: If an option is invalid, the file cannot be written, or its suffix is unknown.
+    """
+    options = FigureOptions(**look)
+    check_options(options, "")
+    try:
+        draw(figure, [Path(path)], appearance(options))
+    except ValueError as error:
+        raise InputError(f"{path}: {one_line(error)}") from error
+
+
+def drawn(figure: Figure, formats: Sequence[str], look: Appearance = DEFAULT) -> list[bytes]:
     """The contents of a figure's files, one in each format: png, svg, pdf and others that matplotlib writes."""
     with styled(), _without_date():
         canvas = laid_out(figure, look.width, caption=look.caption)
@@ -66,7 +87,7 @@ def figure_files(figures: Mapping[str, Figure], look: Appearance = DEFAULT) -> I
             yield f"figures/{name}.txt", f"{caption_of(figure)}\n".encode()
 
 
-def png(figure: Drawing, look: Appearance = NOTEBOOK) -> bytes:
+def png(figure: Figure, look: Appearance = NOTEBOOK) -> bytes:
     """A figure as the bytes of a PNG."""
     with styled():
         return _saved(laid_out(figure, look.width, caption=look.caption), "png", look, {})
@@ -89,7 +110,7 @@ def _without_date() -> Iterator[None]:
             os.environ[_DATE] = date
 
 
-def svg(figure: Drawing, width: float = SCREEN) -> str:
+def svg(figure: Figure, width: float = SCREEN) -> str:
     """A figure as SVG for a page, which has its own fonts and colours: text as text, in our ink, on no ground."""
     with styled(), mpl.rc_context(ON_PAGE), _without_date():
         stream = io.StringIO()
@@ -104,7 +125,7 @@ def _resolution(canvas: Canvas, dpi: int) -> float:
     return float(min(dpi, _LONGEST_SIDE / max(width, height), (_MOST_PIXELS / (width * height)) ** 0.5))
 
 
-def _metadata(extension: str, figure: Drawing) -> dict[str, Any]:
+def _metadata(extension: str, figure: Figure) -> dict[str, Any]:
     """The caption, in formats that hold one; no date, so that the same figure has the same bytes."""
     match extension:
         case "svg":
@@ -115,7 +136,7 @@ def _metadata(extension: str, figure: Drawing) -> dict[str, Any]:
             return {"Description": caption_of(figure)}
 
 
-def laid_out(figure: Drawing, width: float = PAGE, *, caption: bool = True) -> Canvas:
+def laid_out(figure: Figure, width: float = PAGE, *, caption: bool = True) -> Canvas:
     """The drawing, laid out once for all files.
 
     Args:

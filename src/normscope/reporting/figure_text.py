@@ -11,10 +11,10 @@ from matplotlib.ticker import Formatter, LogLocator, NullFormatter
 
 from normscope.errors import cut, visible
 from normscope.results.codes import category_name
-from normscope.results.figures import Drawing, Heatmaps, Lines, Profiles, Scatter, WordMaps
+from normscope.results.figures import Figure, Heatmaps, Lines, Profiles, Scatter, WordMaps
 from normscope.rounding import number, power_of_ten
 
-D = TypeVar("D", bound=Drawing)
+D = TypeVar("D", bound=Figure)
 
 # A figure can be at most 65,536 pixels wide, and a corpus may contain words longer than that.
 _LONGEST_LABEL = 40
@@ -71,7 +71,7 @@ def with_token_names(figure: D) -> D:
             return figure
 
 
-def caption_of(figure: Drawing) -> str:
+def caption_of(figure: Figure) -> str:
     """The caption, which says so if panels do not share a scale, and what grey means where it occurs."""
     return visible(" ".join(filter(None, (figure.caption, _own_scales(figure), _missing(figure)))))
 
@@ -89,7 +89,7 @@ def profile_titles(figure: Profiles) -> dict[Any, str]:
     return {panel: f"{figure.panel} {panel}{f' ({OWN_RANGE})' * (panel in marked)}" for panel in panels}
 
 
-def _missing(figure: Drawing) -> str:
+def _missing(figure: Figure) -> str:
     if not isinstance(figure, Heatmaps):
         return ""
     cells = figure.table[figure.row].nunique() * figure.table[figure.column].nunique()
@@ -97,7 +97,7 @@ def _missing(figure: Drawing) -> str:
     return "" if full else "Grey cells have no value."
 
 
-def _own_scales(figure: Drawing) -> str:
+def _own_scales(figure: Figure) -> str:
     match figure:
         case Lines(panel=str(panel), sharey=False, limits=None) | Scatter(panel=panel, sharey=False):
             return _EACH if figure.table[panel].nunique() > 1 else ""

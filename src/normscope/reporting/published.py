@@ -164,7 +164,7 @@ def printed(group: Mapping[str, Any]) -> dict[str, float]:
 
 def grid(group: Mapping[str, Any]) -> pd.DataFrame:
     """What the numbers of a group of a table are called in comparisons: a row for each place, with columns along an axis."""
-    title = analyses()[group["table"].partition("_")[0]].published.title
+    title = analyses()[group["table"].partition("_")[0]].declared.title
     numbers = range(1, len(group["rows"][0]["values"]) + 1)
     names = pd.DataFrame(
         [[_cell(group, {**row["at"], group["along"]: number}) for number in numbers] for row in group["rows"]],

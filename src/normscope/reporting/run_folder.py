@@ -250,7 +250,7 @@ class RunFolder:
             InputError: If the folder cannot be written to.
         """
         with self.writing():
-            result.save(self.path)
+            result.write(self.path)
         self.ended = True
 
     def save_facts(self, result: Result) -> None:
@@ -264,7 +264,7 @@ class RunFolder:
         self.ended = True
 
 
-def published_files(folder: Path) -> dict[str, Path]:
+def own_files(folder: Path) -> dict[str, Path]:
     """The files of a run by their names in its folder; nothing else that may lie in it."""
     paths = [folder / name for name in (CONFIG, RESULTS, MAPS, REPORT)]
     for part in _PARTS:

@@ -2,16 +2,13 @@
 
 import argparse
 import contextlib
-import math
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NoReturn
 
 from normscope.config.schema import check_options
-from normscope.errors import InputError, message, one_line
+from normscope.errors import InputError, one_line
 from normscope.reporting.comparison import in_terminal, runs
 from normscope.reporting.comparison.compare import compared, write
 from normscope.reporting.comparison.page import comparison_page
@@ -23,11 +20,10 @@ from normscope.reporting.page import report
 from normscope.reporting.page.paper import page_of_paper
 from normscope.reporting.run_folder import REPORT
 from normscope.reporting.terminal import say
+from normscope.results.findings import Summary
 from normscope.results.result import Result
 from normscope.results.run_files import RESULTS, Status
 from normscope.untrusted.writing import write_file, write_named
-
-_REDRAWN = "figures and report, remade from its results"
 
 
 def page(results: Result | Sequence[Result], path: str | Path | None = None) -> str:
@@ -59,16 +55,20 @@ def page(results: Result | Sequence[Result], path: str | Path | None = None) -> 
     return content
 
 
-def compare(results: Sequence[Result]) -> list[str]:
-    """What distinguishes runs, in sentences: which differences are detectable, and how large they are.
+def compare(results: Sequence[Result]) -> Result:
+    """What distinguishes results: which differences are detectable, and how large they are.
 
     Args:
-        results: What `run` or `read` returned; differences are measured from the first.
+        results: Of runs, or of a function of single texts; differences are measured from the first.
+
+    Returns:
+        A result: `.sentences` is the verdict, `.table` has one row per metric and one column per result, and other tables every
+        value by layer and what tests say. `page(results)` shows more of several results than the page of this one.
 
     Examples:
         >>> import normscope
         >>> results = [normscope.run("mixing", texts=["A short text."], layers=[layer]) for layer in (1, 3)]
-        >>> normscope.compare(results)[0].rpartition(": ")[2]
+        >>> normscope.compare(results).sentences[0].rpartition(": ")[2]
         '4.4% in layers=[1] and 18% in layers=[3].'
 
     Raises:
@@ -76,7 +76,22 @@ def compare(results: Sequence[Result]) -> list[str]:
     """
     several = _checked(results)
     with _drawn("results"):
-        return verdict(_comparison(several))
+        comparison = _comparison(several)
+        tables = {name: getattr(comparison, name) for name in _COMPARED}
+        return Result(
+            tables={name: rows for name, rows in tables.items() if len(rows)},
+            sentences=verdict(comparison),
+            summaries={
+                "": Summary(in_terminal.most_different(comparison), digits=3, caption="Measures that differ most")
+            },
+            notes=comparison.failures,
+            facts={"model": comparison.model, "sequences": len(several)},
+            config={"function": "compare", "text": comparison.title},
+        )
+
+
+_COMPARED = ("metrics", "values", "seeds", "tests", "sequence_tests", "training", "crossings")
+"""The tables of a comparison."""
 
 
 _MOST_RESULTS = 10_000
@@ -116,6 +131,8 @@ def _drawn(what: object) -> Iterator[None]:
 
 def _comparison(results: Sequence[Result]) -> RunComparison:
     """The comparison of results, whose runs are called by their places."""
+    if not any(result.metrics for result in results):
+        raise InputError("results: expected at least one with metrics, got none")
     return compared({Path(str(number)): result for number, result in enumerate(results)}, [])
 
 
@@ -197,87 +214,27 @@ def _compared(
         return written, comparison
 
 
-def command(words: Sequence[str], program: str) -> Path:
+def command(asked: argparse.Namespace) -> Path:
     """Run `page` or `compare`, and return the page that it writes.
 
     Args:
-        words: The words of the command line, `page` or `compare` first.
-        program: The command as typed, `normscope`.
+        asked: The command and its arguments, as the command line has them.
 
     Raises:
         InputError: If the page cannot be made.
     """
-    parsed = _parser(program).parse_args(words)
-    if parsed.view == "page":
-        if len(parsed.runs) == 1 and parsed.output is None:
-            return draw_again(parsed.runs[0])
-        return draw_paper(parsed.runs, parsed.output or Path("outputs/paper.html"))
-    is_sweep = len(parsed.runs) == 1 and not os.path.exists(parsed.runs[0] / RESULTS)
-    output = parsed.output or (parsed.runs[0] if is_sweep else Path("outputs/comparison"))
-    found, failures = runs.read(parsed.runs)
-    written, comparison = _compared(found, failures, output, parsed.baseline, dict(parsed.threshold))
-    if parsed.wandb is not None:
-        from normscope.reporting.comparison.wandb_report import published
+    if asked.command == "page":
+        if len(asked.runs) == 1 and asked.output is None:
+            return draw_again(asked.runs[0])
+        return draw_paper(asked.runs, asked.output or Path("outputs/paper.html"))
+    is_sweep = len(asked.runs) == 1 and not os.path.exists(asked.runs[0] / RESULTS)
+    output = asked.output or (asked.runs[0] if is_sweep else Path("outputs/comparison"))
+    found, failures = runs.read(asked.runs)
+    written, comparison = _compared(found, failures, output, asked.baseline, dict(asked.threshold))
+    if asked.wandb is not None:
+        from normscope.reporting.comparison.wandb_report import uploaded
 
-        entity, _, project = parsed.wandb.partition("/")
-        group = parsed.group or parsed.runs[0].resolve().name
-        say(f"report in {published(entity, project or 'normscope', group, found, verdict(comparison))}")
+        entity, _, project = asked.wandb.partition("/")
+        group = asked.group or asked.runs[0].resolve().name
+        say(f"report in {uploaded(entity, project or 'normscope', group, found, verdict(comparison))}")
     return written
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports an invalid command line like any other invalid input: one line, exit status 2."""
-
-    def error(self, reason: str) -> NoReturn:
-        """Print the reason and exit."""
-        print(message(InputError(f"{reason}; see {self.prog} --help")), file=sys.stderr)
-        sys.exit(2)
-
-
-def _parser(program: str) -> _Parser:
-    parser = _Parser(prog=program)
-    views = parser.add_subparsers(dest="view", required=True)
-    one = views.add_parser(
-        "page",
-        help=f"a run's {_REDRAWN}; or a paper's page, from several runs of its presets",
-        description="Remake a run's figures and report from its results. For several runs of a paper's presets, make the page "
-        "of the paper: each of its tables and figures, the published numbers beside those of the runs.",
-    )
-    one.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="directory of the run, or of several")
-    one.add_argument("--output", type=Path, help="file for a paper's page (default: outputs/paper.html)")
-    several = views.add_parser(
-        "compare",
-        help="a page that compares runs",
-        description="Compare runs: metrics and curves by layer, differences from a baseline, means over seeds.",
-    )
-    several.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="run directories, or folders that contain them"
-    )
-    several.add_argument(
-        "--baseline", type=Path, help="directory of the run to measure differences from (default: the first run)"
-    )
-    several.add_argument(
-        "--output", type=Path, help="folder for the comparison (default: the sweep's folder, or outputs/comparison)"
-    )
-    several.add_argument(
-        "--threshold",
-        action="append",
-        default=[],
-        type=_threshold,
-        metavar="METRIC=VALUE",
-        help="find the training step at which a metric crosses this value (default: half-way through its change; repeatable)",
-    )
-    several.add_argument(
-        "--wandb",
-        metavar="ENTITY[/PROJECT]",
-        help="also publish a Weights & Biases report on the group of these runs as a draft (default project: normscope)",
-    )
-    several.add_argument("--group", help="the group of the runs there (default: the name of the first folder)")
-    return parser
-
-
-def _threshold(text: str) -> tuple[str, float]:
-    metric, _, value = text.rpartition("=")
-    if not metric or not math.isfinite(float(value)):
-        raise argparse.ArgumentTypeError(f"expected METRIC=VALUE, got {text!r}")
-    return metric, float(value)

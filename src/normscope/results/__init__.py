@@ -1,1 +1,1 @@
-"""What analyses publish: declared once, and rolled up from their tables."""
+"""What analyses return: declared once, and rolled up from their tables."""

@@ -1,4 +1,4 @@
-"""What an analysis publishes, declared once: tables with named axes, and the numbers and curves rolled up from those tables.
+"""What an analysis returns, declared once: tables with named axes, and the numbers and curves rolled up from those tables.
 
 Documentation, the page, the terminal, trackers, comparisons and the completeness of the oracles follow from the declaration.
 Nothing here imports torch or pandas, to keep `--help` and shell completion instant.
@@ -68,7 +68,7 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A published table: one row for each combination of the values of its axes that occurs."""
+    """A table: one row for each combination of the values of its axes that occurs."""
 
     rows: tuple[Axis, ...]
     """Its axes, which are its first columns."""
@@ -158,7 +158,7 @@ class Rollup:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Matches the published names."""
+        """Matches the names that it declares."""
         return re.compile(_PLACEHOLDER.sub(r"(?P<\1>[^/]+)", self.name))
 
     @property
@@ -168,7 +168,7 @@ class Rollup:
         return "/".join(filter(None, parts)) or self.name
 
     def filled(self, values: Mapping[str, str]) -> str:
-        """A published name, given what its placeholders stand for."""
+        """A declared name, given what its placeholders stand for."""
         return _PLACEHOLDER.sub(lambda match: values[match[1]], self.name)
 
 
@@ -209,8 +209,8 @@ class Panel:
 
 
 @dataclasses.dataclass(frozen=True)
-class Published:
-    """Everything that an analysis publishes. Names have no prefix; the analysis's name is added when they are published."""
+class Declared:
+    """Everything that an analysis returns. Names have no prefix; the analysis's name is added in the results of a run."""
 
     tables: Mapping[str, Table] = dataclasses.field(default_factory=dict)
     metrics: tuple[Rollup, ...] = ()
@@ -229,7 +229,7 @@ class Published:
         return f"{placeholder} {value}" if own == value and value.isdecimal() else own
 
     def label(self, rollup: Rollup) -> str:
-        """The name in words, also the label of the y-axis; by default, the published name without placeholders."""
+        """The name in words, also the label of the y-axis; by default, the declared name without placeholders."""
         table, _, column = rollup.of.partition(".")
         own = rollup.label or (self.tables[table].label(column) if table in self.tables else "")
         return own or " ".join(map(in_words, rollup.plain_name.split("/")))
@@ -248,7 +248,7 @@ class Published:
 
 
 def declared(rollups: Iterable[Rollup], name: str) -> "tuple[Rollup, dict[str, str]] | None":
-    """The declaration of a published name, with what its placeholders stand for; None if there is none.
+    """The declaration of a name, with what its placeholders stand for; None if there is none.
 
     A name without placeholders wins over a pattern that also matches it: `f/mean` over `f/<category>`.
     """

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -306,11 +306,14 @@ def are_ranked(pairs: Sequence[TextPair]) -> bool:
     return len(pairs) > 1 and len({tuple(pair.tokens_a) for pair in pairs}) == 1
 
 
-Figure = Heatmaps | Lines | Profiles | Scatter | Dots | WordMaps
-"""What reports show."""
-
-Drawing = Figure | ColouredText
+Figure = Heatmaps | Lines | Profiles | Scatter | Dots | WordMaps | ColouredText
 """What can be drawn."""
+
+
+def pairs_of(figures: Iterable[Figure]) -> list[TextPair]:
+    """The pairs of texts among figures; the documents of a query are in order, the most similar first."""
+    pairs = [TextPair.of(figure) for figure in figures if isinstance(figure, WordMaps) and figure.measure]
+    return sorted(pairs, key=lambda pair: -pair.value) if are_ranked(pairs) else pairs
 
 
 _KINDS: Mapping[str, Any] = {kind.__name__: kind for kind in typing.get_args(Figure)}

@@ -36,6 +36,9 @@ MEASURES = {
 }
 """Titles of all measures by their names in `TokenMap.maps`, in order: the symbol, then words in brackets."""
 
+CUMULATIVE_MEASURES = {"rollout", "norm_rollout", "globenc", "alti", "value_zeroing", "decompx"}
+"""Those that follow tokens from the input up to a layer."""
+
 TARGET_MEASURES = {
     "token_score": "score (what the token adds to the target)",
     "attention": "attention (what the heads add)",
@@ -61,7 +64,7 @@ class DependencyTree:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenMap:
-    """What each token or word of a text takes from every other, by measure, layer and head. Files hold float32."""
+    """What each token or word of a text takes from every other, by measure, layer and head, in float32 or float64."""
 
     title: str
     """The text, as shown in the menu."""
@@ -79,6 +82,9 @@ class TokenMap:
     known."""
     is_cross_attention: bool = False
     """Whether the keys belong to another sequence."""
+    query_places: tuple[int, ...] = ()
+    """The place in the text of each query (of a region, of its first token), counted from 0; empty if these are all tokens."""
+    key_places: tuple[int, ...] = ()
     query_words: tuple[int, ...] | None = None
     """The word that each query is part of, counted from 0; None if the tokenizer does not show words."""
     key_words: tuple[int, ...] | None = None
@@ -109,33 +115,43 @@ class TokenMap:
         """Whether rows are numbers that a model computes instead of tokens or words."""
         return not TARGET_MEASURES.keys().isdisjoint(self.maps)
 
-    def figure(self, titles: Mapping[str, str], caption: str, layer: int | None = None) -> WordMaps:
-        """The maps of one layer side by side, without those of single heads.
+    def figure(self, layer: int | None = None) -> WordMaps:
+        """The maps of one layer side by side, without those of single heads; signed ones only if there are no others.
 
         Args:
-            titles: The measures to show, in order, with their titles; a measure that has no map is left out.
-            caption: How to read the figure.
             layer: The number of the layer; the last one by default.
+
+        Raises:
+            InputError: If there is no such layer.
         """
-        place = -1 if layer is None else self.layers.index(layer)
-        titles = {measure: title for measure, title in titles.items() if measure in self.maps}
+        if layer is not None and layer not in self.layers:
+            raise InputError(f"layer={layer}: expected {', '.join(map(str, self.layers))}")
+        unsigned = [measure for measure in self.maps if measure not in SIGNED_MEASURES]
+        titles = {measure: (MEASURES | TARGET_MEASURES)[measure] for measure in unsigned or self.maps}
+        number = self.layers[-1] if layer is None else layer
+        where = f"{'up to' if CUMULATIVE_MEASURES.intersection(titles) else 'in'} layer {number}"
+        what = f"How much each {self.unit} (row) receives from each {self.unit} (column) {where}"
         table = tidy(
             {
                 "query_token": np.array(self.queries, dtype=object)[:, None],
                 "key_token": np.array(self.keys, dtype=object),
-                "value": np.stack([self.maps[measure][place] for measure in titles]),
+                "value": np.stack([self.maps[measure][self.layers.index(number)] for measure in titles]),
             },
             measure=list(titles),
-            query=range(len(self.queries)),
-            key=range(len(self.keys)),
+            query=self.query_places or range(len(self.queries)),
+            key=self.key_places or range(len(self.keys)),
         )
-        return WordMaps(table.assign(frame="none"), "measure", titles, caption)
+        shown = table.assign(frame="none")
+        if unsigned:
+            return WordMaps(shown, "measure", titles, f"{what}; darker is more.")
+        caption, largest = f"{what}: orange is above 0, purple below.", float(table["value"].abs().max()) or 1.0
+        return WordMaps(shown, "measure", titles, caption, largest=largest)
 
     def pairs(self) -> pd.DataFrame:
         """One row per layer, head (0: the block) and pair of tokens, one column per measure."""
         measures: dict[str, np.ndarray] = {}
         for name, values in self.maps.items():
-            measures[name] = np.full((self.heads + 1, *values.shape), np.nan, dtype=np.float32)
+            measures[name] = np.full((self.heads + 1, *values.shape), np.nan, dtype=values.dtype)
             measures[name][0] = values
             of_heads = self.of_heads(name)
             if of_heads is not None:
@@ -148,15 +164,17 @@ class TokenMap:
             tokens | measures,
             head=np.arange(self.heads + 1, dtype=np.int32),
             layer=np.array(self.layers, dtype=np.int32),
-            query=np.arange(len(self.queries), dtype=np.int32),
-            key=np.arange(len(self.keys), dtype=np.int32),
+            query=np.array(self.query_places or range(len(self.queries)), dtype=np.int32),
+            key=np.array(self.key_places or range(len(self.keys)), dtype=np.int32),
         )
         return table[["layer", "head", "query", "key", *tokens, *measures]]
 
 
-def pairs_table(sentences: Sequence[TokenMap]) -> pd.DataFrame:
-    """The pairs of all sentences; sentences count from 1."""
-    tables = [sentence.pairs().assign(sentence=np.int32(number)) for number, sentence in enumerate(sentences, start=1)]
+def pairs_table(token_maps: Sequence[TokenMap]) -> pd.DataFrame:
+    """The pairs of all maps, whose texts count from 1."""
+    tables = [
+        token_map.pairs().assign(sentence=np.int32(number)) for number, token_map in enumerate(token_maps, start=1)
+    ]
     return pd.concat(tables, ignore_index=True)
 
 
@@ -182,7 +200,8 @@ def write_maps(stream: BinaryIO, maps: Sequence[TokenMap], identity: Mapping[str
 
 def _norms(text: TokenMap) -> np.ndarray:
     """‖f(x)‖ of each pair's key, for single heads only."""
-    values = np.full((text.heads + 1, len(text.layers), len(text.queries), len(text.keys)), np.nan, dtype=np.float32)
+    kind = np.dtype(np.float32) if text.norms is None else text.norms.dtype
+    values = np.full((text.heads + 1, len(text.layers), len(text.queries), len(text.keys)), np.nan, dtype=kind)
     if text.norms is not None:
         values[1:] = text.norms.swapaxes(0, 1)[:, :, None, :]
     return values.ravel()
@@ -190,9 +209,11 @@ def _norms(text: TokenMap) -> np.ndarray:
 
 def _text(text: TokenMap) -> dict[str, Any]:
     """Everything about a text that is not a number."""
-    plain = ("title", "queries", "keys", "is_cross_attention", "layers", "unit", "query_words", "key_words")
-    return {name: getattr(text, name) for name in plain} | {
+    plain = ("title", "queries", "keys", "is_cross_attention", "layers", "unit")
+    places = ("query_places", "key_places", "query_words", "key_words")
+    return {name: getattr(text, name) for name in (*plain, *places)} | {
         "heads": text.heads,
+        "in_double": any(values.dtype == np.float64 for values in text.maps.values()),
         "norms": text.norms is not None,
         "maps": list(text.maps),
         "head_maps": list(text.head_maps),
@@ -222,11 +243,13 @@ def _read(text: dict[str, Any], rows: pd.DataFrame) -> TokenMap:
         raise TypeError("the texts in the metadata are damaged")
     heads, pairs = int(text["heads"]), (len(layers), len(queries), len(keys))
 
+    kind = np.float64 if text.get("in_double") else np.float32
+
     def of_blocks(name: str) -> np.ndarray:
-        return _values(rows, name, heads, pairs)[0]
+        return _values(rows, name, heads, pairs)[0].astype(kind)
 
     def of_heads(name: str) -> np.ndarray:
-        return _values(rows, name, heads, pairs)[1:].swapaxes(0, 1)
+        return _values(rows, name, heads, pairs)[1:].swapaxes(0, 1).astype(kind)
 
     tree = text["tree"]
     return TokenMap(
@@ -238,6 +261,8 @@ def _read(text: dict[str, Any], rows: pd.DataFrame) -> TokenMap:
         head_maps={str(name): of_heads(name) for name in text["head_maps"]},
         norms=of_heads(_NORMS)[:, :, 0] if text["norms"] else None,
         is_cross_attention=bool(text["is_cross_attention"]),
+        query_places=_whole(text.get("query_places")) or (),
+        key_places=_whole(text.get("key_places")) or (),
         query_words=_whole(text["query_words"]),
         key_words=_whole(text["key_words"]),
         tree=None if tree is None else _tree(tree),
@@ -247,7 +272,7 @@ def _read(text: dict[str, Any], rows: pd.DataFrame) -> TokenMap:
 
 def _values(rows: pd.DataFrame, name: str, heads: int, pairs: tuple[int, int, int]) -> np.ndarray:
     """A column as an array: head, layer, query, key."""
-    return rows[name].to_numpy(dtype=np.float32).reshape(heads + 1, *pairs)
+    return rows[name].to_numpy().reshape(heads + 1, *pairs)
 
 
 def _whole(numbers: Any) -> tuple[int, ...] | None:

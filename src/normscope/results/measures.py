@@ -1,11 +1,11 @@
-"""Published numbers and curves as readers see them named and grouped: in the terminal, on pages, in Weights & Biases."""
+"""Numbers and curves as readers see them named and grouped: in the terminal, on pages, in Weights & Biases."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
 
 from normscope.analyses.registry import analyses
 from normscope.results.codes import in_prose, in_words
-from normscope.results.declare import Panel, Published, Rollup, declared, unitless
+from normscope.results.declare import Declared, Panel, Rollup, declared, unitless
 
 
 def title(analysis: str) -> str:
@@ -37,7 +37,7 @@ def short_metric_title(metric: str) -> str:
 
 
 def cell_title(table: str, column: str, at: Mapping[str, object]) -> str:
-    """A cell of a published table in words: `mean of score contributions (layer 2, [CLS])`.
+    """A cell of a table in words: `mean of score contributions (layer 2, [CLS])`.
 
     Args:
         table: Its full name, `<analysis>_<table>`.
@@ -45,15 +45,15 @@ def cell_title(table: str, column: str, at: Mapping[str, object]) -> str:
         at: The values of the axes.
     """
     owner, _, name = table.partition("_")
-    published = analyses()[owner].published
-    label = unitless(published.tables[name].label(column)) or f"{in_words(column)} of {in_words(table)}"
-    return f"{label} ({', '.join(published.title(axis, str(value)) for axis, value in at.items())})"
+    known = analyses()[owner].declared
+    label = unitless(known.tables[name].label(column)) or f"{in_words(column)} of {in_words(table)}"
+    return f"{label} ({', '.join(known.title(axis, str(value)) for axis, value in at.items())})"
 
 
 def has_curve(metric: str) -> bool:
     """Whether a number is also measured layer by layer. Verdicts leave out others: counts, extremes, choices."""
     owner, _, name = metric.partition("/")
-    return _published(owner).curve(name) is not None
+    return _declared(owner).curve(name) is not None
 
 
 def leading(metrics: Iterable[str]) -> str:
@@ -63,11 +63,11 @@ def leading(metrics: Iterable[str]) -> str:
     the most of the attention block. Empty if none has a curve.
     """
     named = [metric.partition("/") for metric in metrics if has_curve(metric)]
-    published = _published(named[0][0] if named else "")
-    for rollup in published.curves:
+    known = _declared(named[0][0] if named else "")
+    for rollup in known.curves:
         own = [name for analysis, _, name in named if analysis == named[0][0]]
-        alike = [name for name in own if (found := published.curve(name)) is not None and found[0] is rollup]
-        nested = any(axis is not None and axis.nested for axis in map(published.axis, rollup.placeholders))
+        alike = [name for name in own if (found := known.curve(name)) is not None and found[0] is rollup]
+        nested = any(axis is not None and axis.nested for axis in map(known.axis, rollup.placeholders))
         if alike:
             return f"{named[0][0]}/{alike[-1 if nested else 0]}"
     return ""
@@ -76,13 +76,13 @@ def leading(metrics: Iterable[str]) -> str:
 def panel_of(metric: str) -> Panel:
     """How a number or curve is shown."""
     owner, _, name = metric.partition("/")
-    return _published(owner).panel(name)
+    return _declared(owner).panel(name)
 
 
-def _published(analysis: str) -> Published:
-    """What an analysis publishes; nothing if it is not installed."""
+def _declared(analysis: str) -> Declared:
+    """What an analysis declares; nothing if it is not installed."""
     info = analyses().get(analysis)
-    return Published() if info is None else info.published
+    return Declared() if info is None else info.declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,11 +143,11 @@ def families(names: Iterable[str], *, of_numbers: bool = False, together: bool =
     found: dict[tuple[str, str], Family] = {}
     for full in dict.fromkeys(names):
         analysis, _, name = full.partition("/")
-        published = _published(analysis)
-        own = declared(published.metrics, name) if of_numbers else published.curve(name)
+        known = _declared(analysis)
+        own = declared(known.metrics, name) if of_numbers else known.curve(name)
         declaration = own[0] if own else Rollup(name, "")
         alone = together and not declaration.placeholders
         key = (analysis, "" if alone else declaration.name)
         family = found.setdefault(key, Family(analysis, None if alone else declaration))
-        family.panels[full] = published.panel(name)
+        family.panels[full] = known.panel(name)
     return list(found.values())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from normscope.results.declare import Published
+from normscope.results.declare import Declared
 from normscope.results.figures import Figure
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
@@ -21,15 +21,15 @@ SEQUENCES = "sequences"
 _SEQUENCES = ["metric", "sequence", "count", "value"]
 
 
-def rolled_up(name: str, published: Published, part: Result) -> Result:
+def rolled_up(name: str, declared: Declared, part: Result) -> Result:
     """The part of an analysis, with the declared numbers and curves if it has not rolled up any itself.
 
     If the part has no summary of its own, these numbers are the summary.
     """
     if part.metrics or part.curves:
         return part
-    rolled = roll_up(published, part.tables)
-    words = {metric: published.panel(metric).words for metric in rolled.metrics}
+    rolled = roll_up(declared, part.tables)
+    words = {metric: declared.panel(metric).words for metric in rolled.metrics}
     numbers = pd.DataFrame({"value": rolled.metrics}).rename(index=words).rename_axis("measure")
     summaries = part.summaries or ({name: Summary(numbers)} if rolled.metrics else {})
     return dataclasses.replace(part, metrics=rolled.metrics, curves=rolled.curves, summaries=summaries)

@@ -2,18 +2,19 @@
 
 import dataclasses
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import yaml
 
-from normscope.errors import InputError, escaped, one_line
-from normscope.results.figures import Figure, read_figure, write_figure
+from normscope.errors import InputError, escaped, one_line, printable
+from normscope.results.figures import Figure, pairs_of, read_figure, write_figure
 from normscope.results.findings import Sentence, Summary
 from normscope.results.maps import TokenMap, read_maps, write_maps
 from normscope.results.measures import title
+from normscope.results.pictures import Explorer, Picture, checked_path
 from normscope.results.run_files import (
     CONFIG,
     MAPS,
@@ -24,8 +25,9 @@ from normscope.results.run_files import (
     require_run,
     results_content,
 )
-from normscope.results.table_files import LazyFiles, LazyItems, read_table, write_table
+from normscope.results.table_files import LazyItems, lazy_files, read_table, write_table
 from normscope.rounding import counted
+from normscope.streams import wrapped
 from normscope.untrusted.writing import new_file, write_file
 
 
@@ -74,14 +76,68 @@ class Result:
         longer = [f"{name}_" for name in self.analyses if name.startswith(f"{analysis}_")]
         return [name for name in names if name.startswith(f"{analysis}_") and not name.startswith(tuple(longer))]
 
+    @property
+    def table(self) -> pd.DataFrame:
+        """The first of the tables."""
+        return next(iter(self.tables.values()), pd.DataFrame())
+
+    def figure(self, name: str | None = None, *, layer: int | None = None) -> Picture:
+        """Draw a figure, which notebooks display and `save` writes to a file.
+
+        Args:
+            name: One of `figures`; by default the first. Without figures, the maps of the first text are drawn.
+            layer: A layer of these maps, from 1, instead of a figure.
+
+        Examples:
+            >>> import normscope
+            >>> result = normscope.run("mixing", texts=["A short text."])
+            >>> result.figure("mixing_by_layer").save("by_layer.pdf")
+
+        Raises:
+            InputError: If there is no such figure or layer.
+        """
+        if layer is None and (name is not None or self.figures):
+            known = list(self.figures)
+            if not (name is None or (isinstance(name, str) and name in known)):
+                raise InputError(
+                    f"figure: expected one of {', '.join(known) or 'none'}, got {printable(repr(name), 60)}"
+                )
+            return Picture(self.figures[name or known[0]])
+        if not self.maps:
+            raise InputError("figure: expected a result with figures or token maps, got one without")
+        return Picture(self.maps[0].figure(layer))
+
+    def explorer(self) -> Explorer:
+        """The token maps or pairs of texts as an interactive page, which notebooks display and `save` writes to a file.
+
+        Raises:
+            InputError: If there are none, or too many values for one page.
+        """
+        if self.maps:
+            return Explorer(Picture(self.maps[0].figure()) if not self.figures else self.figure(), self.maps)
+        pairs = pairs_of(self.figures.values())
+        if not pairs:
+            raise InputError("explorer: expected a result with token maps or pairs of texts, got one without")
+        return Explorer(self.figure(), pairs=pairs)
+
     def save(self, folder: str | Path) -> None:
+        """Write the results into a folder, from which `read` gives them back.
+
+        Raises:
+            InputError: If the folder cannot be written to.
+        """
+        try:
+            self.write(Path(checked_path(folder)).expanduser())
+        except OSError as error:
+            raise InputError(f"{folder}: cannot be written to: {one_line(error)}") from error
+
+    def write(self, folder: Path) -> None:
         """Write the results into a folder. `results.json` comes last: a folder that has this file is complete.
 
         Raises:
             InputError: If something other than a file is where a file should go.
             OSError: If a file cannot be written.
         """
-        folder = Path(folder)
         for part in ("tables", "figures"):
             (folder / part).mkdir(parents=True, exist_ok=True)
         config = yaml.safe_dump(dict(self.config), sort_keys=False, allow_unicode=True)
@@ -131,13 +187,13 @@ class Result:
         folder = Path(folder).expanduser()
         require_run(folder)
         results = read_results(folder)
-        tables = LazyFiles(folder / "tables", read_table, results.get("tables") or ())
+        tables = lazy_files(folder / "tables", read_table, results.get("tables") or ())
         has_maps = (folder / MAPS).exists()
         return cls(
             tables=tables,
             metrics=results["metrics"],
             curves=_curves(tables["curves"]) if "curves" in tables else {},
-            figures=LazyFiles(folder / "figures", lambda _name, path: read_figure(path), results.get("figures") or ()),
+            figures=lazy_files(folder / "figures", lambda _name, path: read_figure(path), results.get("figures") or ()),
             maps=LazyItems(lambda: read_maps(folder / MAPS)) if has_maps else (),
             sentences=[Sentence.read(folder / RESULTS, content) for content in results.get("sentences") or ()],
             notes=[str(note) for note in results.get("notes") or ()],
@@ -168,24 +224,30 @@ class Result:
         ended = f"{self.status}{f' ({self.error})' if self.error else ''}" if self.status != Status.COMPLETED else ""
         return ": ".join(filter(None, [str(self.facts.get("model") or ""), ended or ", ".join(counts)]))
 
-    def _sentences_of(self, analysis: str) -> list[str]:
-        return [sentence for sentence in map(Sentence.of, self.sentences) if sentence.analysis in (analysis, "")]
+    def _parts(self) -> Iterator[tuple[str, list[Sentence], Summary | None]]:
+        """The sentences and the summary of each analysis; of a result that no analysis made, all sentences."""
+        for name in self.analyses or [""]:
+            sentences = [each for each in map(Sentence.of, self.sentences) if each.analysis in (name, "")]
+            yield name, sentences, self.summaries.get(name)
 
     def __repr__(self) -> str:
         parts = [self._source]
-        for name in self.analyses:
-            parts += ["", title(name), *(f"  {sentence}" for sentence in self._sentences_of(name))]
-            parts += [str(self.summaries[name])] if name in self.summaries else []
-        parts += ["", *self.notes, f"tables: {', '.join(self.tables) or 'none'}"]
+        for name, sentences, summary in self._parts():
+            parts += (
+                ["", title(name), *(f"  {sentence}" for sentence in sentences)] if name else map(wrapped, sentences)
+            )
+            parts += [str(summary)] if summary is not None else []
+        parts += ["", *map(wrapped, self.notes), f"tables: {', '.join(self.tables) or 'none'}"]
         parts += [f"figures: {', '.join(self.figures)}"] if self.figures else []
         return escaped("\n".join(parts), keep="\n")
 
     def _repr_html_(self) -> str:
         parts = [f"<p>{html.escape(self._source)}</p>"]
-        for name in self.analyses:
-            sentences = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in self._sentences_of(name))
-            parts += [f"<h4>{html.escape(title(name))}</h4>", f"<ul>{sentences}</ul>" if sentences else ""]
-            parts += [self.summaries[name]._repr_html_()] if name in self.summaries else []
+        for name, sentences, summary in self._parts():
+            listed = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)
+            parts += [f"<h4>{html.escape(title(name))}</h4>" if name else "", f"<ul>{listed}</ul>" if listed else ""]
+            parts += [self.figure()._repr_html_()] if not name and (self.figures or self.maps) else []
+            parts += [summary._repr_html_()] if summary is not None else []
         parts += [f"<p>{html.escape(note)}</p>" for note in self.notes]
         for kind, names in (("tables", self.tables), ("figures", self.figures)):
             if names:

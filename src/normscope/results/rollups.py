@@ -6,39 +6,39 @@ from typing import Any
 
 import pandas as pd
 
-from normscope.results.declare import Axis, Published, Rollup
+from normscope.results.declare import Axis, Declared, Rollup
 from normscope.results.result import Result
 
 _LAYER = "layer"
 
 
-def roll_up(published: Published, tables: Mapping[str, pd.DataFrame]) -> Result:
+def roll_up(declared: Declared, tables: Mapping[str, pd.DataFrame]) -> Result:
     """A result with all numbers and curves that are declared as rolled up from the given tables, and nothing else.
 
     Args:
-        published: The declaration.
-        tables: Tables by name. They may have more rows and columns than the published ones. Without the columns that a name's
+        declared: The declaration.
+        tables: Tables by name. They may have more rows and columns than the declared ones. Without the columns that a name's
             placeholders stand for, nothing is rolled up.
     """
-    return Result(metrics=metrics_of(published, tables), curves=curves_of(published, tables))
+    return Result(metrics=metrics_of(declared, tables), curves=curves_of(declared, tables))
 
 
-def metrics_of(published: Published, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+def metrics_of(declared: Declared, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
     """The declared numbers. Those without a value (NaN) are left out."""
     metrics = {}
-    for rollup, rows, column in _sources(published.metrics, tables):
-        for name, group in _groups(published, rollup, rows):
+    for rollup, rows, column in _sources(declared.metrics, tables):
+        for name, group in _groups(declared, rollup, rows):
             value = _reduced(rollup, group, column)
             if not math.isnan(value):
                 metrics[name] = value
     return metrics
 
 
-def curves_of(published: Published, tables: Mapping[str, pd.DataFrame]) -> "dict[str, pd.Series[float]]":
+def curves_of(declared: Declared, tables: Mapping[str, pd.DataFrame]) -> "dict[str, pd.Series[float]]":
     """The declared curves, by layer. Layers without a value (NaN) are left out."""
     curves = {}
-    for rollup, rows, column in _sources(published.curves, tables):
-        for name, group in _groups(published, rollup, rows):
+    for rollup, rows, column in _sources(declared.curves, tables):
+        for name, group in _groups(declared, rollup, rows):
             values = {
                 layer: _reduced(rollup, of_layer, column) for layer, of_layer in group.groupby(_LAYER, sort=False)
             }
@@ -83,15 +83,15 @@ def _chosen(rows: pd.DataFrame, rollup: Rollup) -> pd.DataFrame:
     return rows
 
 
-def _groups(published: Published, rollup: Rollup, rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The rows of each published name."""
+def _groups(declared: Declared, rollup: Rollup, rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The rows of each declared name."""
     keys = rollup.placeholders
     if not keys:
         # Without rows, pandas reduces to 0 if it counts, and to NaN otherwise.
         if len(rows) or isinstance(rollup.how, str):
             yield rollup.name, rows
         return
-    axes = {key: published.axis(key) for key in keys}
+    axes = {key: declared.axis(key) for key in keys}
     for values, group in rows.groupby(keys, sort=False, observed=True):
         yield rollup.filled({key: _name(axes[key], value) for key, value in zip(keys, values, strict=True)}), group
 

@@ -167,7 +167,7 @@ _PLACEHOLDER = re.compile(r"<\w+>")
 
 def tables_of(infos: Iterable[AnalysisInfo]) -> dict[str, Table]:
     """The tables in the folder `tables/` of a run, by file name."""
-    own = {f"{info.name}_{name}": table for info in infos for name, table in info.published.tables.items()}
+    own = {f"{info.name}_{name}": table for info in infos for name, table in info.declared.tables.items()}
     return own | RUN_TABLES
 
 

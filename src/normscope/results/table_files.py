@@ -1,6 +1,7 @@
 """Tables as files: Parquet whose metadata explains the columns, and CSV in which spreadsheets find no formulas."""
 
 import csv
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -13,6 +14,9 @@ from normscope.analyses.registry import analyses
 from normscope.results.run_tables import RUN_TABLES, metadata, tables_of
 from normscope.untrusted.tables import Columns, table
 from normscope.untrusted.writing import new_file, write_file
+
+_NUMBERS = dict.fromkeys(("layer", "head", "position"), "whole")
+"""Columns of tables that no analysis declares."""
 
 CSV_ROWS = 20_000
 """Longer tables are written only as Parquet."""
@@ -47,7 +51,7 @@ def read_table(name: str, path: Path) -> pd.DataFrame:
     """
     rows = table(path, _COLUMNS.get(name))
     declared = tables_of(analyses().values()).get(name)
-    kinds = {} if declared is None else declared.kinds
+    kinds = _NUMBERS | ({} if declared is None else declared.kinds)
     # Missing values do not make whole numbers decimal.
     missing = [
         column
@@ -113,36 +117,45 @@ def _harmless(value: Any) -> Any:
 T = TypeVar("T")
 
 
-class LazyFiles(Mapping[str, T], Generic[T]):
-    """The contents of Parquet files, by name. Each file is read once, on first access.
+class Lazy(Mapping[str, T], Generic[T]):
+    """Values by name, each of which is made once, on first access.
+
+    Args:
+        make: Makes each.
+    """
+
+    def __init__(self, make: Mapping[str, Callable[[], T]]) -> None:
+        self._make, self._known = make, dict[str, T]()
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._known:
+            self._known[name] = self._make[name]()
+        return self._known[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._make
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._make)
+
+    def __len__(self) -> int:
+        return len(self._make)
+
+    def __repr__(self) -> str:
+        return ", ".join(self) or "none"
+
+
+def lazy_files(folder: Path, read: Callable[[str, Path], T], order: Iterable[str] = ()) -> Lazy[T]:
+    """The contents of Parquet files, by name.
 
     Args:
         folder: The folder of the files; it need not exist.
         read: Reads one, given its name and its path.
         order: The first names, in order; others follow.
     """
-
-    def __init__(self, folder: Path, read: Callable[[str, Path], T], order: Iterable[str] = ()) -> None:
-        found = {path.stem: path for path in sorted(folder.glob("*.parquet"))}
-        self._paths = {name: found[name] for name in map(str, order) if name in found} | found
-        self._read, self._known = read, dict[str, T]()
-
-    def __getitem__(self, name: str) -> T:
-        if name not in self._known:
-            self._known[name] = self._read(name, self._paths[name])
-        return self._known[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._paths
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._paths)
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def __repr__(self) -> str:
-        return ", ".join(self) or "none"
+    found = {path.stem: path for path in sorted(folder.glob("*.parquet"))}
+    paths = {name: found[name] for name in map(str, order) if name in found} | found
+    return Lazy({name: functools.partial(read, name, path) for name, path in paths.items()})
 
 
 class LazyItems(Sequence[T], Generic[T]):

@@ -128,7 +128,7 @@ class Checkpoint:
         assert isinstance(self._folder, RunFolder)
         with self._folder.writing():
             curves = tidy_curves(part.curves, depth)
-            dataclasses.replace(part, tables={**part.tables, CURVES: curves}).save(self._parts / name)
+            dataclasses.replace(part, tables={**part.tables, CURVES: curves}).write(self._parts / name)
 
     def part(self, name: str) -> Result | None:
         """What an analysis had found when the run was stopped; None if its interventions were not done.

@@ -17,11 +17,11 @@ from normscope.data.corpora import text_keys
 from normscope.data.examples import CorpusCounts
 from normscope.data.options import DatasetKind
 from normscope.errors import InputError, Terminated
-from normscope.models.sites.layout import ModelLayout
+from normscope.models.facts import ModelFacts
 from normscope.models.stored.stored_weights import number_format, offloaded_to
 from normscope.reporting.run_folder import LOCK, RunFolder
 from normscope.reporting.terminal import say, say_detail
-from normscope.reporting.weights_and_biases import Tracker, no_tracker
+from normscope.reporting.tracker import Tracker, no_tracker
 from normscope.rounding import counted, number, numbered
 from normscope.running.checkpoint import Checkpoint, Position
 from normscope.running.memory import BatchRunner, explain_out_of_memory
@@ -115,7 +115,7 @@ class Run:
 
     def _require_first_batches(self) -> None:
         """Stop now if the corpus ends without a usable example for some of the analyses."""
-        missing = {view.encoder.separate for view in self.plan.views}
+        missing = {reading.encoder.separate for reading in self.plan.readings}
 
         def all_found(batch: Batch) -> bool:
             missing.discard(batch.paired)
@@ -183,9 +183,11 @@ def accumulate(run: Run, tracker: Tracker | None = None) -> None:
     """
     run.phases.begin(Phase.PASS)
     plan, checkpoint, position, device = run.plan, run.checkpoint, run.position, run.plan.model.device
-    by_view = {
-        view.encoder.separate: BatchRunner(plan.observer, device, view.analyses, token_entries=view.token_entries)
-        for view in plan.views
+    by_reading = {
+        reading.encoder.separate: BatchRunner(
+            plan.observer, device, reading.analyses, token_entries=reading.token_entries
+        )
+        for reading in plan.readings
     }
     speed = CorpusProgress(run.counts, plan.total, device, tracker or no_tracker())
     with (
@@ -197,7 +199,7 @@ def accumulate(run: Run, tracker: Tracker | None = None) -> None:
             for batch, mine in run.stream:
                 if mine:
                     with speed.model_runs():
-                        by_view[batch.paired].run(batch)
+                        by_reading[batch.paired].run(batch)
                 position = position.after(batch)
                 speed.update()
                 if checkpoint is not None:
@@ -208,8 +210,6 @@ def accumulate(run: Run, tracker: Tracker | None = None) -> None:
         if checkpoint is not None and position != run.position:
             checkpoint.save(plan.analyses, position)
         run.speed = speed
-        for runner in by_view.values():
-            runner.finish()
 
 
 def require_examples(plan: Plan, counts: CorpusCounts) -> None:
@@ -222,10 +222,10 @@ def require_examples(plan: Plan, counts: CorpusCounts) -> None:
         InputError: If one had none; the message gives the reasons.
     """
     options = plan.options
-    for view, own in plan.by_view(counts):
+    for reading, own in plan.by_reading(counts):
         if own.used:
             continue
-        what = "" if len(plan.views) == 1 else f" for analysis={view.names}"
+        what = "" if len(plan.readings) == 1 else f" for analysis={reading.names}"
         reasons = ", ".join(f"{number:,} {reason}" for reason, number in own.skipped.items()) or "it has no rows"
         if options.dataset.kind is DatasetKind.text and options.dataset.path is None:  # texts in memory
             raise InputError(f"texts: no usable text{what} ({reasons})")
@@ -240,14 +240,14 @@ def _announce(plan: Plan) -> None:
     model = plan.model
     elsewhere = offloaded_to(model.model)
     say_detail(
-        f"{model.name}: {_layers_of(model.layout)} on {model.device}, {number_format(model.model)}",
+        f"{model.name}: {_layers_of(model.facts)} on {model.device}, {number_format(model.model)}",
         *(["random weights"] if plan.options.model.random_init else []),
         *([f"weights offloaded to {' and '.join(elsewhere)}"] if elsewhere else []),
         f"matches the untouched model to {number(plan.verification.error, digits=2)}",
     )
 
 
-def _layers_of(layout: ModelLayout) -> str:
+def _layers_of(facts: ModelFacts) -> str:
     """Number of layers, and which of them have a block, if not all do."""
-    layers = counted(len(layout.stream.layers), "layer")
-    return f"{layers} (softmax attention in {numbered(layout.attends)})" if layout.without_attention else layers
+    layers = counted(facts.layers, "layer")
+    return f"{layers} (softmax attention in {numbered(facts.attends)})" if facts.without_attention else layers

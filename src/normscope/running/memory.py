@@ -11,10 +11,9 @@ from normscope.analyses.base import Analysis, load_state, state_of
 from normscope.data.batching import Batch
 from normscope.errors import InputError
 from normscope.models.blocks.block import AttentionBlock
+from normscope.models.observe.check import Check
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.observer import Observer
-from normscope.models.observe.text_check import Check
-from normscope.models.prove.compared_texts import ComparedTexts
 from normscope.reporting.terminal import say
 
 
@@ -106,7 +105,6 @@ class BatchRunner:
         self._tokens = at_once // token_entries if token_entries else None
         """Maximum number of tokens in a part of a batch, padding included; None without a limit."""
         self._split_before = False
-        self._compared: ComparedTexts | None = None
 
     def run(self, batch: Batch) -> None:
         """Run a batch, in parts if it must be split.
@@ -158,17 +156,8 @@ class BatchRunner:
             )
         self._tokens, self._split_before = -(-batch.sequences // 2) * width, True
 
-    def finish(self) -> None:
-        """Compare the texts that are left; see `ComparedTexts`."""
-        if self._compared is not None:
-            self._compared.finish()
-
     def _run(self, batch: Batch) -> None:
         run_batch(self._observer, batch.to(self._device), self._analyses)
-        if any(analysis.observes_the_pass() for analysis in self._analyses):
-            if self._compared is None:
-                self._compared = ComparedTexts(self._observer, self._device)
-            self._compared.after(batch.host)
 
 
 class Size(NamedTuple):

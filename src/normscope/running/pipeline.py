@@ -18,12 +18,12 @@ from normscope.data.options import DatasetKind, Level
 from normscope.errors import InputError, Terminated
 from normscope.models.load.interventions import InterventionRunner
 from normscope.models.load.loaded import LoadedModel
-from normscope.reporting.publish import print_results, publish
 from normscope.reporting.published import file_of, with_published
 from normscope.reporting.run_folder import RunFolder
 from normscope.reporting.terminal import say, say_detail, set_verbosity
+from normscope.reporting.tracker import Tracker, no_tracker, track
 from normscope.reporting.tracking import with_environment
-from normscope.reporting.weights_and_biases import Tracker, no_tracker, track
+from normscope.reporting.views import make_views, print_results
 from normscope.results.codes import category_name
 from normscope.results.maps import TokenMap
 from normscope.results.parts import about_words, joined, rolled_up
@@ -52,7 +52,7 @@ def run(
     begun: float | None = None,
     brief: bool = False,
 ) -> Result | None:
-    """Run the enabled analyses over the corpus, and publish their results in a folder.
+    """Run the enabled analyses over the corpus, and make the views of their results in a folder.
 
     Args:
         folder: The run folder; created if it does not exist.
@@ -93,7 +93,7 @@ def run(
             if results is None:
                 return None
             result = _save(run, results)
-            publish(result, results, tracker, run.plan.look, report=options.report.enabled, progress=phases.steps)
+            make_views(result, results, tracker, run.plan.look, report=options.report.enabled, progress=phases.steps)
         phases.end()
         results.save_facts(dataclasses.replace(result, facts={**result.facts, **facts_of(run)}))
         print_results(result, results.path, report=options.report.enabled)
@@ -129,7 +129,7 @@ def _tracked(run: Run, results: RunFolder | None) -> Iterator[Tracker]:
         yield no_tracker()
         return
     options = run.plan.options
-    description = describe(options, run.command, run.plan.model.layout.family)
+    description = describe(options, run.command, run.plan.model.facts.family)
     with track(options.tracking, description, results.path) as tracker:
         try:
             yield tracker
@@ -195,7 +195,7 @@ def _save(run: Run, folder: RunFolder) -> Result:
             _show_counts(run)
         result = conclude(run)
         maps, not_shown = _maps(run)
-    run.phases.begin(Phase.PUBLISHING)
+    run.phases.begin(Phase.VIEWS)
     result = dataclasses.replace(result, maps=maps, facts=facts_of(run) | {"not_shown": list(not_shown)})
     folder.save(result)
     if run.checkpoint is not None:
@@ -243,7 +243,7 @@ def _after_interventions(run: Run, analysis: Analysis, runner: InterventionRunne
 
 
 def _part(analysis: Analysis) -> Result:
-    return rolled_up(analysis.info.name, analysis.info.published, analysis.result())
+    return rolled_up(analysis.info.name, analysis.info.declared, analysis.result())
 
 
 def _lost(run: Run) -> list[str]:
@@ -251,11 +251,11 @@ def _lost(run: Run) -> list[str]:
     dataset = run.plan.options.dataset
     key = "max_length" if dataset.kind is DatasetKind.text and dataset.path is None else "dataset.max_length"
     said = []
-    for view, counts in run.plan.by_view(run.counts):
-        first = view is run.plan.views[0]
+    for reading, counts in run.plan.by_reading(run.counts):
+        first = reading is run.plan.readings[0]
         facts = counts.facts() | ({"left_out": left_out(dataset)} if first else {})
-        sentences = lost(facts, f"{view.encoder.max_length} tokens ({key})")
-        said += sentences if first else [f"{view.names}: {sentence}" for sentence in sentences]
+        sentences = lost(facts, f"{reading.encoder.max_length} tokens ({key})")
+        said += sentences if first else [f"{reading.names}: {sentence}" for sentence in sentences]
     return said
 
 
@@ -282,8 +282,8 @@ def _missing_categories(run: Run) -> list[str]:
 
 def _show_counts(run: Run) -> None:
     """Report how much was read, and which categories are missing."""
-    for view, counts in run.plan.by_view(run.counts):
-        who = "" if view is run.plan.views[0] else f"{view.names}: "
+    for reading, counts in run.plan.by_reading(run.counts):
+        who = "" if reading is run.plan.readings[0] else f"{reading.names}: "
         tokens = ", ".join(
             f"{number:,} {category_name(category)}" for category, number in counts.categories.items() if number
         )

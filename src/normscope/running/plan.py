@@ -24,14 +24,14 @@ from normscope.data.token_texts import TokenTexts, Vocabulary
 from normscope.distribution import VERSION
 from normscope.errors import InputError
 from normscope.models.blocks.block import GATED, NOT_LINEAR
-from normscope.models.infer.stacks import ObservedStack
+from normscope.models.facts import ModelFacts
 from normscope.models.load.factories import BuiltModel
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import open_model
 from normscope.models.observe.observer import Observer
+from normscope.models.observe.reading import ObservedStack
 from normscope.models.options import ModelOptions
 from normscope.models.prove.verification import Verification
-from normscope.models.sites.layout import ModelLayout
 from normscope.reporting.options import Appearance, ReportOptions, appearance
 from normscope.reporting.terminal import say
 from normscope.running.options import AnalysisOptions, RunOptions, all_options, chosen_categories, enabled_analyses
@@ -48,7 +48,7 @@ one each for queries, keys, values, and what enters and leaves its halves."""
 class Inputs:
     """The model and the texts of a run."""
 
-    layout: ModelLayout
+    facts: ModelFacts
     """Where the model keeps its parts, known before its weights are loaded."""
     load: Callable[[], LoadedModel]
     """Returns the model with its weights."""
@@ -69,7 +69,7 @@ def configured(options: RunOptions, group: ProcessGroup) -> Inputs:
         loaded = opened.load(group.local_device(options.device), devices=group.local_devices(options.device))
         return dataclasses.replace(loaded, name=options.model.name)
 
-    return Inputs(opened.layout, load, open_corpus)
+    return Inputs(opened.facts, load, open_corpus)
 
 
 def in_memory(model: LoadedModel, corpus: Corpus) -> Inputs:
@@ -79,7 +79,7 @@ def in_memory(model: LoadedModel, corpus: Corpus) -> Inputs:
         model.require_current()
         return model
 
-    return Inputs(model.layout, load, lambda options: arranged(corpus, options))
+    return Inputs(model.facts, load, lambda options: arranged(corpus, options))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Plan:
     model: LoadedModel
     verification: Verification
     """How closely the observed model matches the untouched one, as far as the analyses look."""
-    views: Sequence[Reading]
+    readings: Sequence[Reading]
     """What the analyses see of the corpus; never empty."""
     observer: Observer
     layers: list[int]
@@ -146,7 +146,7 @@ class Plan:
         verification = model.layers_verification if feed_forward else model.verification
         _load_heads(model, needs.values())
         phases.begin(Phase.CORPUS)
-        layers = chosen_layers(options.layers, model.layout)
+        layers = chosen_layers(options.layers, model.facts)
         encoders = _encoders(options.dataset, options.level, model, needs, inputs)
         categories = chosen_categories(options.categories, [*encoders[0].categories.names, ALL])
         corpus = inputs.open_corpus(options.dataset)
@@ -157,18 +157,20 @@ class Plan:
         resources = {
             name: resource
             for own in encoders
-            for name, resource in _resources(options.dataset, model, own, _of_view(needs, own), inputs, group).items()
+            for name, resource in _resources(
+                options.dataset, model, own, _of_reading(needs, own), inputs, group
+            ).items()
         }
         analyses = _analyses(needs, context, {name: resource.value for name, resource in resources.items()})
         # With a gate, what reaches the networks is not a sum of multiples of one vector for each key.
-        of_networks = feed_forward and not model.layout.is_gated
+        of_networks = feed_forward and not model.facts.is_gated
         added = sum(requirements.token_maps for requirements in needs.values())
-        maps = maps_per_layer(model.layout, feed_forward=of_networks) + added
+        maps = maps_per_layer(model.facts, feed_forward=of_networks) + added
         return cls(
             options=options,
             model=model,
             verification=verification,
-            views=[_view(own, analyses, needs, inputs.layout) for own in encoders],
+            readings=[_reading(own, analyses, needs, inputs.facts) for own in encoders],
             observer=observer,
             layers=layers,
             categories=categories,
@@ -185,8 +187,8 @@ class Plan:
 
     @property
     def encoder(self) -> Encoder:
-        """That of the first view, which shows pairs as sequences if any analysis reads them so."""
-        return self.views[0].encoder
+        """That of the first reading, which shows pairs as sequences if any analysis reads them so."""
+        return self.readings[0].encoder
 
     @property
     def total(self) -> int | None:
@@ -198,13 +200,13 @@ class Plan:
         return self.group.batches(self.corpus, self._batches_of_window, counts)
 
     def _batches_of_window(self, window: Sequence[Example | str], counts: CorpusCounts) -> Iterator[Batch]:
-        """The batches of one window of the corpus, of one view after the other."""
-        for view, own in self.by_view(counts):
-            yield from batches_of_window(window, own, view.encoder, self.options.device.batch_tokens)
+        """The batches of one window of the corpus, of one reading after the other."""
+        for reading, own in self.by_reading(counts):
+            yield from batches_of_window(window, own, reading.encoder, self.options.device.batch_tokens)
 
-    def by_view(self, counts: CorpusCounts) -> list[tuple[Reading, CorpusCounts]]:
-        """Every view with its counts: those of the first, and those that the other has of pairs that are compared."""
-        return [(view, counts if view is self.views[0] else counts.of_compared()) for view in self.views]
+    def by_reading(self, counts: CorpusCounts) -> list[tuple[Reading, CorpusCounts]]:
+        """Every reading with its counts: those of the first, and those that the other has of pairs that are compared."""
+        return [(reading, counts if reading is self.readings[0] else counts.of_compared()) for reading in self.readings]
 
     @property
     def identity(self) -> dict[str, object]:
@@ -226,15 +228,15 @@ def _trained(options: ModelOptions) -> ModelOptions:
     return dataclasses.replace(options, name=str(toy_model(options.seed, say)))
 
 
-def chosen_layers(layers: Any, layout: ModelLayout) -> list[int]:
+def chosen_layers(layers: Any, facts: ModelFacts) -> list[int]:
     """The `layers` key as sorted layer numbers.
 
     Raises:
         InputError: If it is neither `all` nor a list of layers of the model that have softmax attention.
     """
-    count = len(layout.stream.layers)
+    count = facts.layers
     if layers == "all":
-        return layout.attends
+        return facts.attends
     numbers = layers if isinstance(layers, list) else [layers]
     for number in numbers:
         if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= count:
@@ -244,7 +246,7 @@ def chosen_layers(layers: Any, layout: ModelLayout) -> list[int]:
     if not numbers:
         raise InputError(f"layers=[]: expected all or numbers from 1 to {count}")
     for number in numbers:
-        layout.check_attends("layers", number)
+        facts.check_attends("layers", number)
     return sorted(set(numbers))
 
 
@@ -254,21 +256,21 @@ def _needs(
     """What the enabled analyses need of the model."""
     known = known_analyses()
     kinds = [known[name].load() for name in enabled_analyses(options)]
-    layout = inputs.layout
-    _refuse_other_attention(kinds, layout)
-    needs = {kind: kind.requirements(getattr(options, kind.info.name), layout) for kind in kinds}
-    _refuse_missing_feed_forward(needs, model, layout)
-    _refuse_missing_parts(needs, level, model.name, layout)
+    facts = inputs.facts
+    _refuse_other_attention(kinds, facts)
+    needs = {kind: kind.requirements(getattr(options, kind.info.name), facts) for kind in kinds}
+    _refuse_missing_feed_forward(needs, model, facts)
+    _refuse_missing_parts(needs, level, model.name, facts)
     return needs
 
 
-def _refuse_other_attention(kinds: Sequence[type[Analysis]], layout: ModelLayout) -> None:
+def _refuse_other_attention(kinds: Sequence[type[Analysis]], facts: ModelFacts) -> None:
     for kind in kinds:
-        if kind.info.requires_cross_attention and not layout.is_cross_attention:
+        if kind.info.requires_cross_attention and not facts.is_cross_attention:
             raise InputError(
                 f"analysis={kind.info.name} needs cross-attention, which is not observed here; set model.stack=cross"
             )
-        if layout.is_cross_attention and not kind.info.supports_cross_attention:
+        if facts.is_cross_attention and not kind.info.supports_cross_attention:
             others = [name for name, info in known_analyses().items() if info.supports_cross_attention]
             raise InputError(
                 f"analysis={kind.info.name} does not support cross-attention; set model.stack=encoder or decoder, or choose "
@@ -277,11 +279,11 @@ def _refuse_other_attention(kinds: Sequence[type[Analysis]], layout: ModelLayout
 
 
 def _refuse_missing_feed_forward(
-    needs: Mapping[type[Analysis], Requirements], model: ModelOptions, layout: ModelLayout
+    needs: Mapping[type[Analysis], Requirements], model: ModelOptions, facts: ModelFacts
 ) -> None:
     for kind, requirements in needs.items():
-        if requirements.feed_forward and not layout.has_networks:
-            if layout.stack is None:
+        if requirements.feed_forward and not facts.has_networks:
+            if facts.stack is None:
                 raise InputError(
                     f"model.name={model.name}: analysis={kind.info.name} needs the feed-forward network of every layer, but "
                     f"one layer has none, or has its attention inside a bottleneck; set another model.name, or leave out "
@@ -294,16 +296,16 @@ def _refuse_missing_feed_forward(
 
 
 def _refuse_missing_parts(
-    needs: Mapping[type[Analysis], Requirements], level: Level, name: str, layout: ModelLayout
+    needs: Mapping[type[Analysis], Requirements], level: Level, name: str, facts: ModelFacts
 ) -> None:
     """Refuse analyses that gates or latent attention leave undefined."""
-    if layout.is_gated and level is Level.word:
+    if facts.is_gated and level is Level.word:
         raise InputError(f"level=word is not defined for {name}: {GATED}; set level=token")
     for kind, requirements in needs.items():
         reason = None
-        if requirements.vectors_of_keys and layout.is_gated:
+        if requirements.vectors_of_keys and facts.is_gated:
             reason = GATED
-        elif requirements.weights_of_keys and not layout.has_score_weights:
+        elif requirements.weights_of_keys and not facts.has_score_weights:
             reason = NOT_LINEAR.format("queries or keys")
         if reason is not None:
             raise InputError(
@@ -340,16 +342,18 @@ def _encoders(
     ]
 
 
-def _of_view(needs: Mapping[type[Analysis], Requirements], encoder: Encoder) -> Mapping[type[Analysis], Requirements]:
+def _of_reading(
+    needs: Mapping[type[Analysis], Requirements], encoder: Encoder
+) -> Mapping[type[Analysis], Requirements]:
     """What the analyses need that see the sequences of an encoder."""
     return {kind: requirements for kind, requirements in needs.items() if kind.info.requires_pairs == encoder.separate}
 
 
-def _view(
-    encoder: Encoder, analyses: Sequence[Analysis], needs: Mapping[type[Analysis], Requirements], layout: ModelLayout
+def _reading(
+    encoder: Encoder, analyses: Sequence[Analysis], needs: Mapping[type[Analysis], Requirements], facts: ModelFacts
 ) -> Reading:
-    own = _of_view(needs, encoder)
-    tokens = _KEPT_OF_LAYER * len(layout.stream.layers) * layout.stream.width
+    own = _of_reading(needs, encoder)
+    tokens = _KEPT_OF_LAYER * facts.layers * facts.width
     tokens *= sum(requirements.keeps_layers for requirements in own.values())
     return Reading(encoder, [analysis for analysis in analyses if type(analysis) in own], tokens)
 
@@ -371,8 +375,9 @@ def _observer(model: LoadedModel, layers: Sequence[int], needs: Iterable[Require
     hidden = range(model.layers + 1) if any(requirements.hidden for requirements in needs) else ()
     every = any(requirements.all_layers for requirements in needs)
     feed_forward = any(requirements.feed_forward for requirements in needs)
-    layers = model.layout.attends if every else layers
-    return Observer(model.model, model.layout, layers, hidden, feed_forward=feed_forward)
+    layers = model.facts.attends if every else layers
+    projections = any(requirements.weights_of_keys for requirements in needs)
+    return Observer(model.model, model.facts, layers, hidden, feed_forward=feed_forward, projections=projections)
 
 
 def _context(
@@ -396,16 +401,16 @@ def _context(
             first=encoder.first_token,
             text=lambda token: texts.of([token])[0],
         ),
-        methods=model.layout.methods,
-        has_position_terms=not model.layout.registry and model.verification.position_terms,
-        width=model.layout.stream.width,
+        methods=model.facts.methods,
+        has_position_terms=not model.facts.calls_function and model.verification.position_terms,
+        width=model.facts.width,
         depth=model.layers,
         files_sha256=model.files_sha256,
-        observed=ObservedStack(model.model, model.layout),
+        observed=ObservedStack(model.model, model.facts),
         own_embedder=lambda: model.embedder,
         dtype=model.model.dtype,
-        has_feed_forward=model.layout.has_networks,
-        has_experts=model.layout.routed,
+        has_feed_forward=model.facts.has_networks,
+        has_experts=model.facts.routed,
         options=options,
     )
 

@@ -15,9 +15,9 @@ from tqdm import tqdm
 
 from normscope.data.examples import CorpusCounts
 from normscope.errors import escaped
-from normscope.models.sites.layer_hooks import cancelled_by
+from normscope.models.observe.cancelling import cancelled_by
 from normscope.reporting.terminal import has_bars, say, silence
-from normscope.reporting.weights_and_biases import Tracker
+from normscope.reporting.tracker import Tracker
 from normscope.rounding import counted, duration
 from normscope.running.options import RunOptions
 
@@ -46,7 +46,7 @@ class Phase(StrEnum):
     """Tables, numbers and sentences are made from what was accumulated."""
     MAPS = "maps"
     """The token maps of the report are computed."""
-    PUBLISHING = "publishing"
+    VIEWS = "views"
     """Tables, figures and the report are written, and the tracker finishes."""
     TEXT = "text"
     """The model runs on a single text."""
@@ -210,7 +210,7 @@ def coming(options: RunOptions) -> list[Phase]:
     """The phases of a run with these options, in order."""
     begins = [Phase.START, Phase.MODEL, Phase.CORPUS]
     maps = [Phase.MAPS] if options.report.enabled else []
-    return [*begins, Phase.PASS, Phase.INTERVENTIONS, Phase.RESULTS, *maps, Phase.PUBLISHING]
+    return [*begins, Phase.PASS, Phase.INTERVENTIONS, Phase.RESULTS, *maps, Phase.VIEWS]
 
 
 class CorpusProgress:

@@ -23,11 +23,11 @@ from normscope.maths.mixing import OF_STAGE
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.blocks.token_block import TokenBlock
 from normscope.models.blocks.word_block import WordBlock, between
+from normscope.models.facts import ModelFacts
 from normscope.models.load.loaded import LoadedModel
+from normscope.models.observe.check import Check
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.observer import Observer
-from normscope.models.observe.text_check import Check
-from normscope.models.sites.layout import ModelLayout
 from normscope.reporting.options import FEWEST_TOKENS, ReportOptions
 from normscope.results.maps import DependencyTree, TokenMap
 from normscope.rounding import counted
@@ -46,14 +46,14 @@ _BUDGET = 1_260_000
 _MAPS = 5
 
 
-def maps_per_layer(layout: ModelLayout, *, feed_forward: bool) -> int:
+def maps_per_layer(facts: ModelFacts, *, feed_forward: bool) -> int:
     """The number of maps of a layer, without those of single heads, as far as the size of a report is concerned.
 
     Args:
         feed_forward: Whether there are maps through the feed-forward networks.
     """
     # The first stage of the layer is the last one of its attention block.
-    of_network = max(len(LAYER_STAGES[position]) for position in layout.norm_positions) - 1
+    of_network = max(len(LAYER_STAGES[position]) for position in facts.norm_positions) - 1
     return _MAPS + (of_network if feed_forward else 0)
 
 
@@ -154,30 +154,30 @@ def token_maps(
         The maps, and notes about what is missing. A text whose single heads exceed the limit is shown without them; one that
         exceeds it altogether is left out, and the model is not run on it.
     """
-    observer = Observer(model.model, model.layout, layers, feed_forward=feed_forward)
-    maps = maps_per_layer(model.layout, feed_forward=feed_forward) + added_maps
+    observer = Observer(model.model, model.facts, layers, feed_forward=feed_forward, projections=False)
+    maps = maps_per_layer(model.facts, feed_forward=feed_forward) + added_maps
     # Between words, ‖αf(x)‖ is no product of α and ‖f(x)‖, so both are kept for every pair.
-    heads = observer.parameters[layers[0]].output_weight.shape[0] * (1 + (encoder.level is Level.word))
-    sentences, left_out, remaining = [], [], _BUDGET
+    heads = model.facts.heads_of[layers[0]] * (1 + (encoder.level is Level.word))
+    made, left_out, remaining = [], [], _BUDGET
     for number, text in enumerate(progress(texts, len(texts), "texts"), start=1):
         values = text.pairs * len(layers)
         if values * maps > remaining:
             left_out.append(number)
             continue
-        layout = model.layout  # the explorer's layers have the same heads
-        single_heads = values * (heads + maps) <= remaining and not (layout.is_gated or layout.heads_differ)
+        facts = model.facts  # the explorer's layers have the same heads
+        single_heads = values * (heads + maps) <= remaining and not (facts.is_gated or facts.heads_differ)
         remaining -= values * (maps + single_heads * heads)
-        sentence = _sentence(model, encoder, text, observer, layers, single_heads, feed_forward)
+        token_map = _map(model, encoder, text, observer, layers, single_heads, feed_forward)
         added = add(collate([text.sequence], encoder).to(model.device))
         more = {name: values.astype(np.float32) for name, values in added.items()}
-        sentences.append(dataclasses.replace(sentence, maps={**sentence.maps, **more}))
-    return sentences, _notes(texts, sentences, left_out)
+        made.append(dataclasses.replace(token_map, maps={**token_map.maps, **more}))
+    return made, _notes(texts, made, left_out)
 
 
-def _notes(texts: Sequence[ExplorerText], sentences: Sequence[TokenMap], left_out: Sequence[int]) -> list[str]:
+def _notes(texts: Sequence[ExplorerText], made: Sequence[TokenMap], left_out: Sequence[int]) -> list[str]:
     shown = [text for number, text in enumerate(texts, start=1) if number not in left_out]
     cut = [number for number, text in enumerate(shown, start=1) if text.cut]
-    blocks = [number for number, sentence in enumerate(sentences, start=1) if not sentence.head_maps]
+    blocks = [number for number, token_map in enumerate(made, start=1) if not token_map.head_maps]
     notes = []
     if cut:
         longest = max(len(shown[number - 1].sequence.input_ids) for number in cut)
@@ -194,7 +194,7 @@ def _notes(texts: Sequence[ExplorerText], sentences: Sequence[TokenMap], left_ou
     return notes
 
 
-def _sentence(
+def _map(
     model: LoadedModel,
     encoder: Encoder,
     text: ExplorerText,

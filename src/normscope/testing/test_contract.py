@@ -24,7 +24,7 @@ from normscope.analyses.base import Analysis, merge_state, state_of
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.registry import ENTRY_POINTS, plug_ins
 from normscope.reporting.page.report import page
-from normscope.reporting.weights_and_biases import no_tracker
+from normscope.reporting.tracker import no_tracker
 from normscope.results.declare import Table, declared
 from normscope.results.result import Result
 from normscope.running.loop import Run, accumulate
@@ -133,16 +133,15 @@ def test_it_declares_itself(info: AnalysisInfo) -> None:
     assert info.load().info == info
 
 
-def test_it_declares_what_it_publishes(info: AnalysisInfo) -> None:
+def test_it_declares_what_it_returns(info: AnalysisInfo) -> None:
     """Every table and column has a meaning, and every number and curve comes from a column that exists."""
-    published = info.published
-    assert published.tables, "AnalysisInfo(published=Published(tables=...)) declares its tables"
-    for name, table in published.tables.items():
+    assert info.declared.tables, "AnalysisInfo(declared=Declared(tables=...)) declares its tables"
+    for name, table in info.declared.tables.items():
         for column, meaning in table.columns.items():
             assert meaning.endswith("."), f"{name}.{column}: expected a sentence, got {meaning!r}"
-    for one in (*published.metrics, *published.curves):
+    for one in (*info.declared.metrics, *info.declared.curves):
         table_name, _, column = one.of.partition(".")
-        assert not one.of or column in published.tables[table_name].columns, f"{one.name}: there is no {one.of}"
+        assert not one.of or column in info.declared.tables[table_name].columns, f"{one.name}: there is no {one.of}"
         assert one.meaning.endswith("."), f"{one.name}: expected a sentence, got {one.meaning!r}"
 
 
@@ -151,8 +150,8 @@ def test_its_tables_are_those_that_it_declares(info: AnalysisInfo, run: Callable
     tables = _own(info, run(info.name).tables)
     assert tables, "it wrote no table"
     for name, rows in tables.items():
-        assert name in info.published.tables, f"the table {name} is not declared"
-        table = info.published.tables[name]
+        assert name in info.declared.tables, f"the table {name} is not declared"
+        table = info.declared.tables[name]
         assert len(rows), f"the table {name} has no rows"
         for column, values in rows.items():
             _check_kind(f"{name}.{column}", values, _kind(table, str(column)))
@@ -165,9 +164,7 @@ def test_its_metrics_are_those_that_it_declares(info: AnalysisInfo, run: Callabl
     metrics = run(info.name).metrics
     for name, value in metrics.items():
         assert math.isfinite(value), name
-        assert declared(info.published.metrics, name.removeprefix(f"{info.name}/")), (
-            f"the metric {name} is not declared"
-        )
+        assert declared(info.declared.metrics, name.removeprefix(f"{info.name}/")), f"the metric {name} is not declared"
 
 
 def test_it_does_not_depend_on_batches(info: AnalysisInfo, run: Callable[..., Result]) -> None:

@@ -9,9 +9,9 @@ from tests.end_to_end.bad_input.process import Started, snapshot
 from tests.end_to_end.forks import Outcome
 
 # Progress of a run that has begun.
-_PROGRESS = re.compile(
+PROGRESS = re.compile(
     r".*( layers? on cpu, |examples \[|\d+ examples?|: *\d+%\||resuming after ).*|\s*|sequences.*|job \d+: .*"
-    r"|allow_pickle: pickled weights, which can run code, .*"
+    r"|\w+ \(\d+ of \d+\).*|allow_pickle: pickled weights, which can run code, .*"
 )
 
 
@@ -24,7 +24,7 @@ def faults(run: Started, outcome: Outcome) -> list[str]:
         wrong.append("traceback")
     elif outcome.status == 2:
         said = [line for line in outcome.err.splitlines() if line.startswith("normscope: ")]
-        other = [line for line in outcome.err.splitlines() if line not in said and not _PROGRESS.fullmatch(line)]
+        other = [line for line in outcome.err.splitlines() if line not in said and not PROGRESS.fullmatch(line)]
         if len(said) != 1 and not sweeping:  # each job of a sweep has its own
             wrong.append(f"{len(said)} messages")
         elif not any(name in said[0] for name in run.case.names):

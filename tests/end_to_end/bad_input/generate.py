@@ -7,59 +7,32 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tests.end_to_end.bad_input.alignments import links
+from tests.end_to_end.bad_input import corpora, models, overrides, run_folders
 from tests.end_to_end.bad_input.answer import faults, report
 from tests.end_to_end.bad_input.case import Case
-from tests.end_to_end.bad_input.corpora import odd_parquet, odd_rows, spoiled_corpus
-from tests.end_to_end.bad_input.earlier_runs import comparison, sweep
-from tests.end_to_end.bad_input.models import (
-    adapter,
-    family_config,
-    model_config,
-    model_file,
-    other_tokenizer,
-    pickled_weights,
-    side_file,
-    tokenizer_json,
-    weights,
-)
-from tests.end_to_end.bad_input.overrides import (
-    empty_value,
-    environment,
-    odd_group,
-    odd_path,
-    odd_syntax,
-    two_values,
-    wrong_value,
-)
 from tests.end_to_end.bad_input.process import Started, finished, started
-from tests.end_to_end.bad_input.small_files import frequencies
 from tests.end_to_end.bad_input.stock import Stock
 from tests.end_to_end.bad_input.suggestions import followed
-from tests.end_to_end.bad_input.wrong_files import category, odd_characters, two_files, wrong_file
 
 Kind = Callable[[random.Random, Stock], Case]
-KINDS: tuple[tuple[Kind, int], ...] = (
-    *(
-        (wrong_value, 9),
-        (two_values, 4),
-        (empty_value, 4),
-        (odd_group, 4),
-        (odd_syntax, 4),
-        (odd_path, 6),
-        (category, 4),
-    ),
-    *((spoiled_corpus, 7), (odd_rows, 3), (odd_parquet, 3), (wrong_file, 8), (odd_characters, 5), (two_files, 3)),
-    *((model_config, 7), (family_config, 5), (model_file, 4), (tokenizer_json, 4), (weights, 4), (adapter, 3)),
-    *((other_tokenizer, 4), (side_file, 3), (pickled_weights, 4), (comparison, 5)),
-    *((sweep, 5), (environment, 3), (links, 5), (frequencies, 3)),
-)
+KINDS: dict[Kind, int] = {
+    overrides.override: 31,
+    overrides.several: 4,
+    overrides.environment: 3,
+    corpora.file: 23,
+    corpora.rows: 8,
+    corpora.parquet: 3,
+    models.model: 38,
+    run_folders.earlier: 8,
+    run_folders.sweep: 5,
+}
+"""A generator for each boundary, or two, and how often each is drawn."""
 
 
 def case(seed: int, number: int, stock: Stock) -> Case:
     """Case `number` of a seed."""
     draw = random.Random(f"{seed} {number}")
-    (kind,) = draw.choices(*zip(*KINDS, strict=True))
+    (kind,) = draw.choices([*KINDS], [*KINDS.values()])
     return kind(draw, stock)
 
 

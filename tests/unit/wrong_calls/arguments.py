@@ -22,52 +22,14 @@ _NUMBERS = BeartypeConf(is_pep484_tower=True)  # a whole number is a number
 _ENDLESS: list[Any] = []
 _ENDLESS.append(_ENDLESS)
 
-VALUES: dict[str, Any] = {
-    "None": None,
-    "True": True,
-    "0": 0,
-    "3": 3,
-    "-1": -1,
-    "10**30": 10**30,
-    "2.5": 2.5,
-    "nan": float("nan"),
-    "inf": float("inf"),
-    "1j": 1j,
-    "''": "",
-    "' '": " ",
-    "'nonsense'": "nonsense",
-    "5,000 characters": "x" * 5000,
-    "a lone surrogate": "\ud800",
-    "two lines": "a\nb",
-    "a zero byte": "a\0b",
-    "bytes": b"nonsense",
-    "a missing path": Path("/no/such/thing"),
-    "[]": [],
-    "[None]": [None],
-    "[3]": [3],
-    "['nonsense']": ["nonsense"],
-    "[b'x']": [b"x"],
-    "()": (),
-    "('a',)": ("a",),
-    "('a', 3)": ("a", 3),
-    "('a', 'b', 'c')": ("a", "b", "c"),
-    "{}": {},
-    "{'a': 1}": {"a": 1},
-    "{3: 'a'}": {3: "a"},
-    "a set": {"a"},
-    "an endless list": _ENDLESS,
-    "an object": object(),
-    "a type": int,
-    "a function": lambda *_: None,
-    "an exception": ValueError("x"),
-    "a tensor": torch.ones(2),
-    "an array": np.ones(2),
-    "a string of numpy": np.str_("nonsense"),
-    "a number of numpy": np.float64(2.5),
-    "a module": nn.Linear(2, 2),
-    "an empty BatchEncoding": BatchEncoding({}),
-    "NotImplemented": NotImplemented,
-}
+VALUES: list[Any] = [
+    *(None, True, 0, 3, -1, 10**30, 2.5, float("nan"), float("inf"), 1j),
+    *("", " ", "nonsense", "x" * 5000, "\ud800", "a\nb", "a\0b", b"nonsense", Path("/no/such/thing")),
+    *([], [None], [3], ["nonsense"], [b"x"], (), ("a",), ("a", 3), ("a", "b", "c"), _ENDLESS),
+    *({}, {"a": 1}, {3: "a"}, {"a"}, BatchEncoding({})),
+    *(int, object(), lambda *_: None, ValueError("x"), NotImplemented),
+    *(torch.ones(2), np.ones(2), np.str_("nonsense"), np.float64(2.5), nn.Linear(2, 2)),
+]
 
 
 def functions(stock: Stock) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
@@ -98,8 +60,8 @@ def functions(stock: Stock) -> dict[str, tuple[Callable[..., Any], dict[str, Any
         "Answer": (_attribute(stock.causal, normscope.Answer), {"answer": None}),
         "MaskedToken": (_attribute(stock.masked, normscope.MaskedToken, "the [MASK] river"), {"token": None}),
         "SimilarityTo": (_attribute(stock.wrapped, normscope.SimilarityTo), {"text": OTHER, "pooling": "mean"}),
-        "Decomposition.figure": (decomposition.figure, {}),
-        "Decomposition.explorer.save": (decomposition.explorer().save, {"path": "map.html"}),
+        "Result.figure": (decomposition.figure, {}),
+        "Explorer.save": (decomposition.explorer().save, {"path": "map.html"}),
         "Picture.save": (picture.save, {"path": "picture.png"}),
     }
 
@@ -136,9 +98,9 @@ def wrong_arguments(stock: Stock) -> Iterator[Call]:
         for parameter, hint in hints.items():
             if parameter in ("return", "options"):
                 continue
-            for kind, value in VALUES.items():
+            for value in VALUES:
                 yield Call(
-                    f"{name}({parameter}={kind})",
+                    f"{name}({parameter}={value!r:.40})",
                     lambda function=function, given={**right, parameter: value}: function(**given),
                     surely=not is_bearable(value, hint, conf=_NUMBERS),
                 )

@@ -1,4 +1,4 @@
-"""Word alignment: which source word does each translated word come from? Options, and what the analysis publishes."""
+"""Word alignment: which source word does each translated word come from? Options, and what the analysis returns."""
 
 import dataclasses
 import enum
@@ -13,7 +13,7 @@ from normscope.analyses.papers import DING_2019, KOBAYASHI_2020
 from normscope.config.rules import OWN, Count, Expected, FilePath, Options, Seed, Share
 from normscope.errors import InputError
 from normscope.results.axes import HEAD, LAYER, STREAM
-from normscope.results.declare import Axis, Column, Published, Rollup, Table, Where, at_largest, at_smallest, unitless
+from normscope.results.declare import Axis, Column, Declared, Rollup, Table, Where, at_largest, at_smallest, unitless
 
 
 class Setting(enum.StrEnum):
@@ -162,7 +162,7 @@ def _picked(
     )
 
 
-PUBLISHED = Published(
+DECLARED = Declared(
     tables={
         "aer": Table(
             rows=(
@@ -255,5 +255,5 @@ ALIGNMENT = AnalysisInfo(
     supports_words=True,
     supports_cross_attention=True,
     requires_cross_attention=True,
-    published=PUBLISHED,
+    declared=DECLARED,
 )

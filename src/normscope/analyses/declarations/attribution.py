@@ -1,4 +1,4 @@
-"""Attribution: which method is faithful on my text? Options, and what the analysis publishes."""
+"""Attribution: which method is faithful on my text? Options, and what the analysis returns."""
 
 import dataclasses
 import enum
@@ -23,7 +23,7 @@ from normscope.analyses.papers import (
 from normscope.config.rules import AboveZero, Count, Seed
 from normscope.errors import InputError
 from normscope.maths.choices import AttentionRule, Pooling, ReadoutTarget, ValueBias
-from normscope.results.declare import Axis, Column, Published, Rollup, Table
+from normscope.results.declare import Axis, Column, Declared, Rollup, Table
 
 
 class AttributionMethod(enum.StrEnum):
@@ -171,7 +171,7 @@ def _drops(**meanings: str) -> dict[str, Column]:
     return columns | {"count": _SEQUENCES}
 
 
-PUBLISHED = Published(
+DECLARED = Declared(
     tables={
         "agreement": Table(
             rows=(
@@ -305,5 +305,5 @@ ATTRIBUTION = AnalysisInfo(
     ),
     supports_words=True,
     supports_cross_attention=True,
-    published=PUBLISHED,
+    declared=DECLARED,
 )

@@ -1,4 +1,4 @@
-"""Feed-forward networks: what does the network change? Options, and what the analysis publishes."""
+"""Feed-forward networks: what does the network change? Options, and what the analysis returns."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ from normscope.results.axes import (
     share_metrics,
 )
 from normscope.results.codes import STEPS
-from normscope.results.declare import Axis, Column, Published, Rollup, Table
+from normscope.results.declare import Axis, Column, Declared, Rollup, Table
 
 
 @dataclasses.dataclass
@@ -63,7 +63,7 @@ STEP = Axis("step", "The steps between the two maps: `ff`, `res`, `ln`, `ff+res`
 _CHANGE = "1 − Spearman's ρ of the maps before and after the step, with all pairs ranked together."
 _PARTS = {"share": "the other tokens", "own": "the token itself", "bias": "biases"}
 
-PUBLISHED = Published(
+DECLARED = Declared(
     tables={
         "mixing_by_layer": Table(
             rows=(LAYER, _METHOD, CATEGORY_OF_TOKEN),
@@ -133,5 +133,5 @@ FEEDFORWARD = AnalysisInfo(
     implementation="normscope.analyses.feedforward:FeedForwardAnalysis",
     papers=(KOBAYASHI_2024, CUNNINGHAM_2026),
     supports_cross_attention=True,
-    published=PUBLISHED,
+    declared=DECLARED,
 )

@@ -1,4 +1,4 @@
-"""Token frequency: are frequent tokens discounted? Options, and what the analysis publishes."""
+"""Token frequency: are frequent tokens discounted? Options, and what the analysis returns."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from normscope.analyses.papers import KOBAYASHI_2020, KOBAYASHI_2021
 from normscope.config.rules import FilePath, Seed
 from normscope.results.axes import ERROR_BOUND, LAYER, REASON, SPEARMAN, VOCABULARY, in_stream
 from normscope.results.codes import METHODS
-from normscope.results.declare import Axis, Column, Published, Rollup, Table
+from normscope.results.declare import Axis, Column, Declared, Rollup, Table
 
 
 @dataclasses.dataclass
@@ -54,7 +54,7 @@ _VALUES: Mapping[str, Column | str] = {
 }
 _NAME = "spearman/<measure>/<specials>_specials"
 
-PUBLISHED = Published(
+DECLARED = Declared(
     tables={
         "correlation": Table(
             rows=(_MEASURE, _SPECIALS), per="measure, with and without special tokens", values=_CORRELATION
@@ -100,5 +100,5 @@ FREQUENCY = AnalysisInfo(
     options=FrequencyOptions,
     implementation="normscope.analyses.frequency:FrequencyAnalysis",
     papers=(KOBAYASHI_2020, KOBAYASHI_2021),
-    published=PUBLISHED,
+    declared=DECLARED,
 )

@@ -1,4 +1,4 @@
-"""Mixing ratios: how much of a token's vector comes from others? Options, and what the analysis publishes."""
+"""Mixing ratios: how much of a token's vector comes from others? Options, and what the analysis returns."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from normscope.results.axes import (
 )
 from normscope.results.axes import MIXING as MIXING_COLUMNS
 from normscope.results.codes import METHODS
-from normscope.results.declare import Axis, Published, Table
+from normscope.results.declare import Axis, Declared, Table
 
 
 @dataclasses.dataclass
@@ -39,7 +39,7 @@ PARTS = {
 }
 """The columns of shares, and what they are the shares of."""
 
-PUBLISHED = Published(
+DECLARED = Declared(
     tables={
         "by_layer": Table(rows=(LAYER, _METHOD, CATEGORY_OF_TOKEN), values=MIXING_COLUMNS),
         "shares": Table(rows=(LAYER, _WITH_VECTORS, CATEGORY_OF_TOKEN), values=SHARES),
@@ -57,5 +57,5 @@ MIXING = AnalysisInfo(
     papers=(KOBAYASHI_2021, CUNNINGHAM_2026),
     supports_words=True,
     supports_cross_attention=True,
-    published=PUBLISHED,
+    declared=DECLARED,
 )

@@ -1,4 +1,4 @@
-"""Vector norms: what do tokens contribute, as opposed to their weight? Options, and what the analysis publishes."""
+"""Vector norms: what do tokens contribute, as opposed to their weight? Options, and what the analysis returns."""
 
 import dataclasses
 import enum
@@ -11,7 +11,7 @@ from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import CUNNINGHAM_2026, KOBAYASHI_2020, KOBAYASHI_2021
 from normscope.config.rules import Count, Seed
 from normscope.results.axes import CATEGORY_OF_KEY, ERROR_BOUND, HEAD, LAYER, REASON, SPEARMAN, STREAM, in_stream
-from normscope.results.declare import Axis, Column, Published, Rollup, Table, at_largest, at_smallest
+from normscope.results.declare import Axis, Column, Declared, Rollup, Table, at_largest, at_smallest
 from normscope.rounding import begun
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _ratio(how: str) -> Callable[["pd.DataFrame", str], Any]:
     return ratio
 
 
-PUBLISHED = Published(
+DECLARED = Declared(
     tables={
         "by_layer": Table(
             rows=(
@@ -272,5 +272,5 @@ NORMS = AnalysisInfo(
     papers=(KOBAYASHI_2020, KOBAYASHI_2021, CUNNINGHAM_2026),
     supports_words=True,
     supports_cross_attention=True,
-    published=PUBLISHED,
+    declared=DECLARED,
 )

@@ -1,4 +1,4 @@
-"""Outlier dimensions: which are they? Options, and what the analysis publishes."""
+"""Outlier dimensions: which are they? Options, and what the analysis returns."""
 
 import dataclasses
 import enum
@@ -10,7 +10,7 @@ from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import MARUTA_2024
 from normscope.config.rules import AboveZero, Expected, SomeOf
 from normscope.results.axes import CATEGORY_OF_TOKEN, DIMENSION, LAYER, TOKENS, in_stream
-from normscope.results.declare import Column, Published, Rollup, Table
+from normscope.results.declare import Column, Declared, Rollup, Table
 
 
 class OutlierCriterion(enum.StrEnum):
@@ -44,7 +44,7 @@ class OutliersOptions(AnalysisConfig):
 _STREAM = LAYER.but("Layer of the hidden vectors, from 0, the output of the embeddings.")
 _OUTLIER = DIMENSION.but(noun="outlier dimension")
 
-PUBLISHED = Published(
+DECLARED = Declared(
     tables={
         "model": Table(
             rows=(_OUTLIER,),
@@ -104,5 +104,5 @@ OUTLIERS = AnalysisInfo(
     implementation="normscope.analyses.outliers:OutliersAnalysis",
     papers=(MARUTA_2024,),
     supports_cross_attention=True,
-    published=PUBLISHED,
+    declared=DECLARED,
 )

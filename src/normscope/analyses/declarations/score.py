@@ -1,4 +1,4 @@
-"""Score contributions: which dimensions decide attention, and do they cause it? Options, and what the analysis publishes."""
+"""Score contributions: which dimensions decide attention, and do they cause it? Options, and what the analysis returns."""
 
 import dataclasses
 from typing import Any
@@ -9,7 +9,7 @@ from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import MARUTA_2024
 from normscope.config.rules import AboveZero, Count, RandomSets, Seed
 from normscope.results.axes import CATEGORY_OF_KEY, CHANGES, DIMENSION, HEAD, LAYER, SEQUENCES, TOGETHER
-from normscope.results.declare import Axis, Column, Published, Rollup, Table, Where
+from normscope.results.declare import Axis, Column, Declared, Rollup, Table, Where
 
 
 @dataclasses.dataclass
@@ -50,7 +50,7 @@ _REMOVED = (
 _SPREAD: Where = {"variance": _positive}
 _ALL: Where = {"removed": TOGETHER}
 
-PUBLISHED = Published(
+DECLARED = Declared(
     tables={
         "weights": Table(
             rows=(LAYER, CATEGORY_OF_KEY),
@@ -230,5 +230,5 @@ SCORE = AnalysisInfo(
     options=ScoreOptions,
     implementation="normscope.analyses.score:ScoreAnalysis",
     papers=(MARUTA_2024,),
-    published=PUBLISHED,
+    declared=DECLARED,
 )

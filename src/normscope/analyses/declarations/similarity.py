@@ -1,4 +1,4 @@
-"""Similarity of texts: which categories carry it, how much is constant? Options, and what the analysis publishes."""
+"""Similarity of texts: which categories carry it, how much is constant? Options, and what the analysis returns."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from normscope.config.rules import Count
 from normscope.errors import InputError
 from normscope.maths.choices import Pooling, ValueBias
 from normscope.results.axes import VOCABULARY
-from normscope.results.declare import Axis, Column, Published, Rollup, Table
+from normscope.results.declare import Axis, Column, Declared, Rollup, Table
 
 
 @dataclasses.dataclass
@@ -46,7 +46,7 @@ _UNRANKED = "missing if the pair is not a query and one of its documents."
 _ADDED = "added to the mean cosine"
 _WITH_GOLD = "Spearman’s ρ with gold scores"
 
-PUBLISHED = Published(
+DECLARED = Declared(
     tables={
         "by_category": Table(
             rows=(
@@ -145,5 +145,5 @@ SIMILARITY = AnalysisInfo(
     implementation="normscope.analyses.similarity:SimilarityAnalysis",
     papers=(MODARRESSI_2023,),
     requires_pairs=True,
-    published=PUBLISHED,
+    declared=DECLARED,
 )

@@ -1,4 +1,4 @@
-"""Attention sinks: which token, how much weight and contribution? Options, and what the analysis publishes."""
+"""Attention sinks: which token, how much weight and contribution? Options, and what the analysis returns."""
 
 import dataclasses
 import enum
@@ -13,7 +13,7 @@ from normscope.config.rules import AboveZero, Count, RandomSets, Seed, Share, So
 from normscope.errors import InputError
 from normscope.results.axes import CHANGES, DIMENSION, HEAD, LAYER, SEQUENCES, in_stream
 from normscope.results.codes import SPECIAL_TOKENS
-from normscope.results.declare import Axis, Column, Published, Rollup, Table, at_largest
+from normscope.results.declare import Axis, Column, Declared, Rollup, Table, at_largest
 
 
 class SinkInput(enum.StrEnum):
@@ -115,7 +115,7 @@ _MEASURE = Axis(
 )
 _OF_VARIANT = "<inputs>/<bos>"
 
-PUBLISHED = Published(
+DECLARED = Declared(
     tables={
         "by_head": Table(
             rows=(LAYER, HEAD, _INPUTS, _BOS, _POSITION),
@@ -275,5 +275,5 @@ SINKS = AnalysisInfo(
     options=SinksOptions,
     implementation="normscope.analyses.sinks:SinksAnalysis",
     papers=(GU_2025, KOBAYASHI_2020, SUN_2024),
-    published=PUBLISHED,
+    declared=DECLARED,
 )

@@ -1,4 +1,4 @@
-"""Syntax: does the weight or the vector find the syntactic head? Options, and what the analysis publishes."""
+"""Syntax: does the weight or the vector find the syntactic head? Options, and what the analysis returns."""
 
 import dataclasses
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.analyses.papers import CLARK_2019
 from normscope.results.axes import HEAD, LAYER
-from normscope.results.declare import Axis, Column, Published, Rollup, Table, Where
+from normscope.results.declare import Axis, Column, Declared, Rollup, Table, Where
 
 
 @dataclasses.dataclass
@@ -57,7 +57,7 @@ def _over_arcs(rows: Any, column: str) -> Any:
 
 _BASELINE: Where = {"measure": "right_branching", "layer": 0}
 
-PUBLISHED = Published(
+DECLARED = Declared(
     tables={
         "heads": Table(
             rows=(_LAYER, _HEAD, _MEASURE, _RELATION, _DIRECTION, _CANDIDATES, _HALF),
@@ -148,5 +148,5 @@ SYNTAX = AnalysisInfo(
     papers=(CLARK_2019,),
     supports_words=True,
     requires_annotation=True,
-    published=PUBLISHED,
+    declared=DECLARED,
 )

@@ -3,21 +3,22 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.errors import InputError
+from normscope.linear.projections import HeadProjection, Projections
 from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.composition import Composition, NormPosition
-from normscope.maths.keys import KeyMap
+from normscope.maths.keys import PlaneMap
 from normscope.maths.masks import Mask
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, OF_STAGE, Method, mixing_ratios, preserving_vectors
 from normscope.maths.normalisation import Normalisation
-from normscope.maths.norms import norm_factors, transformed_norms, weighted_norms
+from normscope.maths.norms import transformed_norms, weighted_norms
 from normscope.maths.shares import Shares, along, block_shares, pair_readout, share_of_others
+from normscope.maths.tensors import full_precision as full_precision
 
 TokenSelector = Callable[[Tensor, Tensor], Tensor]
 """Chooses tokens, given hidden vectors (batch, token, model) and a mask of what is not padding."""
@@ -33,28 +34,6 @@ NOT_LINEAR = (
 """Why a measure of W_Q, W_K or W_V is not defined."""
 
 
-def full_precision(tensor: Tensor) -> Tensor:
-    """A tensor in float32 or better: models may run in half precision, measurements may not."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-class HeadProjection(NamedTuple):
-    """W_Q, W_K or W_V by head."""
-
-    weight: Float[Tensor, "head model head_dim"]
-    bias: Float[Tensor, "head head_dim"]
-    """Zero if absent."""
-
-    def of(self, vectors: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch head token head_dim"]:
-        """x W + b of every head."""
-        return torch.einsum("bkm,hmd->bhkd", vectors, self.weight) + self.bias[:, None]
-
-    def centred(self) -> "HeadProjection":
-        """The same without the mean of what it makes over all heads together."""
-        weight = self.weight - self.weight.mean(dim=(0, 2), keepdim=True)
-        return HeadProjection(weight, self.bias - self.bias.mean())
-
-
 def _known(projection: HeadProjection | None, what: str) -> HeadProjection:
     if projection is None:
         raise InputError(NOT_LINEAR.format(what))
@@ -65,54 +44,43 @@ def _known(projection: HeadProjection | None, what: str) -> HeadProjection:
 class BlockParameters:
     """The weights of one block by head, however its family stores them; in float32 or better."""
 
-    query: HeadProjection | None
-    """W_Q and b_Q; None if queries are more than a linear map of what attention reads, a norm and a rotation."""
-    key: HeadProjection | None
-    """W_K and b_K, likewise; without their mean over all heads if the norm of the keys subtracts that."""
-    value: HeadProjection | None
-    """W_V and b_V; None if values are computed from each token in another way."""
     output_weight: Float[Tensor, "head head_dim model"]
     """W_O."""
     output_bias: Float[Tensor, " model"] | None
     """b_O."""
     normalisation: Normalisation | None
     """The norm after the residual connection or of the attention output; None if the block has neither."""
-    input_normalisation: Normalisation | None
-    """The norm of what self-attention reads; None if that is the block's input itself."""
     norm_position: NormPosition
     """The position of `normalisation`."""
-    key_normalisation: Normalisation | None
-    """The norm of the keys, of each head or of all heads together; None if the family has none."""
-    query_normalisation: Normalisation | None
-    """The norm of the queries, likewise."""
+    find_norm_factors: Callable[[], Float[Tensor, "head head_dim rank"]]
+    """Computes `norm_factors`, once for all batches."""
+    find_projections: Callable[[], Projections]
+    """Finds `projections`."""
 
-    def queries(
-        self, vectors: Float[Tensor, "batch token model"], keys: KeyMap
-    ) -> Float[Tensor, "batch head token head_dim"]:
-        """The queries of vectors, after their norm and the rotation of the keys.
+    @cached_property
+    def projections(self) -> Projections:
+        """What queries, keys and values are made of."""
+        return self.find_projections()
 
-        Args:
-            vectors: What W_Q reads.
-            keys: The norm and the rotation of the keys.
+    @property
+    def norm_factors(self) -> Float[Tensor, "head head_dim rank"]:
+        """A factor L of W_O with ‖v W_O‖ = ‖v L‖ for every v; see `maths.norms.norm_factors`."""
+        return self.find_norm_factors()
 
-        Raises:
-            InputError: If there is no W_Q; the other methods and properties of weights raise it likewise.
-        """
-        turned, norm = keys._replace(factors=None, centred=False), self.query_normalisation
-        made = _known(self.query, "queries").of(vectors)
-        if norm is None:
-            return turned(made)
-        return norm.normalised_heads(turned(made)) if keys.turns_first else turned(norm.normalised_heads(made))
+    @property
+    def query(self) -> HeadProjection | None:
+        """W_Q and b_Q; None if queries are more than a linear map of what attention reads, a norm and a rotation."""
+        return self.projections.query
 
-    def keys(
-        self, vectors: Float[Tensor, "batch token model"], keys: KeyMap
-    ) -> Float[Tensor, "batch head token head_dim"]:
-        """The keys of vectors, after their norm and rotation."""
-        return keys(_known(self.key, "keys").of(vectors))
+    @property
+    def key(self) -> HeadProjection | None:
+        """W_K and b_K, likewise; without their mean over all heads if the norm of the keys subtracts that."""
+        return self.projections.key
 
-    def values(self, vectors: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch head token head_dim"]:
-        """The values of vectors."""
-        return _known(self.value, "values").of(vectors)
+    @property
+    def value(self) -> HeadProjection | None:
+        """W_V and b_V; None if values are computed from each token in another way."""
+        return self.projections.value
 
     @property
     def key_weight(self) -> Float[Tensor, "head model head_dim"]:
@@ -134,11 +102,6 @@ class BlockParameters:
         """b_V."""
         return _known(self.value, "values").bias
 
-    @cached_property
-    def norm_factors(self) -> Float[Tensor, "head head_dim rank"]:
-        """A factor L of W_O with ‖v W_O‖ = ‖v L‖ for every v; see `maths.norms.norm_factors`."""
-        return norm_factors(self.output_weight)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttentionBlock:
@@ -152,8 +115,6 @@ class AttentionBlock:
     """Counted from 1."""
     inputs: Float[Tensor, "batch query model"]
     """x_i: the block's input, which the residual connection adds to the attention output."""
-    attention_inputs: Float[Tensor, "batch key model"]
-    """The input of W_K and W_V (and of W_Q in self-attention): the block's input, or its norm."""
     value: Float[Tensor, "batch head key head_dim"]
     """v = x W_V + b_V."""
     alpha: AttentionWeights
@@ -161,16 +122,26 @@ class AttentionBlock:
     attention_output: Float[Tensor, "batch query model"]
     """Σ_j F_ij + b_O, as the model computed it."""
     parameters: BlockParameters
-    find_key_map: Callable[[], KeyMap]
-    """Computes `key_map`."""
     gate: Float[Tensor, "batch head query #head_dim"] | None = None
     """g_i, the factor on what each head has summed, before W_O; None without a gate. With a gate, key j contributes
     α_ij (g_i ⊙ v_j) W_O to query i, which is not a multiple of one vector f(x_j)."""
 
+    @property
+    def attention_inputs(self) -> Float[Tensor, "batch key model"]:
+        """The input of W_K and W_V (and of W_Q in self-attention): the block's input, or its norm.
+
+        Raises:
+            InputError: If no linear layer reads it.
+        """
+        inputs = self.parameters.projections.attention_inputs
+        if inputs is None:
+            raise InputError(NOT_LINEAR.format("keys"))
+        return inputs
+
     @cached_property
-    def key_map(self) -> KeyMap:
+    def key_map(self) -> PlaneMap:
         """The map from x W_K + b_K to the keys: their norm and rotation."""
-        return self.find_key_map()
+        return self.parameters.projections.find_key_map()
 
     @property
     def query(self) -> Float[Tensor, "batch head query head_dim"]:
@@ -245,13 +216,22 @@ class AttentionBlock:
         self.require_vectors_of_keys()
         return torch.einsum("bhkd,hdm->bhkm", self.value, self.parameters.output_weight)
 
-    def attended(self, weights: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch query model"]:
-        """Σ_h Σ_j w^h_ij f^h(x_j), with weights w in place of α."""
-        return torch.einsum("bhqd,hdm->bqm", self.gated(weights @ self.value), self.parameters.output_weight)
+    def attended(
+        self, weights: Float[Tensor, "batch head query key"], queries: slice | Int[Tensor, " query"] = slice(None)
+    ) -> Float[Tensor, "batch query model"]:
+        """Σ_h Σ_j w^h_ij f^h(x_j), with weights w in place of α.
 
-    def gated(self, vectors: Float[Tensor, "batch head query head_dim"]) -> Float[Tensor, "batch head query head_dim"]:
+        Args:
+            queries: Those of the weights.
+        """
+        heads = self.gated(weights @ self.value.to(weights), queries)
+        return torch.einsum("bhqd,hdm->bqm", heads, self.parameters.output_weight.to(heads))
+
+    def gated(
+        self, vectors: Float[Tensor, "batch head query head_dim"], queries: slice | Int[Tensor, " query"] = slice(None)
+    ) -> Float[Tensor, "batch head query head_dim"]:
         """A vector for each query and head, multiplied by the gate, if there is one."""
-        return vectors if self.gate is None else vectors * self.gate.to(vectors)
+        return vectors if self.gate is None else vectors * self.gate[:, :, queries].to(vectors)
 
     def head_norms(
         self, weights: Float[Tensor, "batch head query key"], queries: Int[Tensor, " query"] | None = None

@@ -1,7 +1,6 @@
 """Any module that maps token ids to vectors, as a model that can be observed like a transformers model."""
 
 import contextlib
-import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -9,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 from transformers import PretrainedConfig
 from transformers.modeling_outputs import BaseModelOutput
@@ -16,13 +16,11 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.data.token_sequence import Batching
 from normscope.errors import InputError, one_line
-from normscope.models.infer.graph import NotInferredError
-from normscope.models.load.plain_operations import PlainOperations
+from normscope.linear.blocks import BlockRecogniser
+from normscope.linear.layer_calls import LayerCalls
+from normscope.linear.provenance import Made, made_of
+from normscope.models.probes import Lookups, lookup_of
 from normscope.models.prove.padding import batching_of
-from normscope.models.sites.block_modules import bind_blocks
-from normscope.models.sites.layer_hooks import layer_hooks, vectors_from, vectors_in
-from normscope.models.sites.layout import ModelLayout
-from normscope.models.sites.positions import Lookups
 from normscope.models.stored.model_code import model_code
 from normscope.rounding import counted
 
@@ -51,10 +49,10 @@ def returned_vectors(output: Any) -> Tensor | None:
 
 
 class AnyModule(PreTrainedModel):
-    """A module that looks like a transformers model from outside; it runs in plain operations.
+    """A module that looks like a transformers model from outside.
 
     Args:
-        module: The module, in evaluation mode. It may get submodules for its bare parameters, so it should be a copy.
+        module: The module, in evaluation mode.
         inputs: A function of ids and mask, both (text, token), that returns what the module is called with. By default, the
             ids, and the mask if `forward` has a parameter `attention_mask`.
 
@@ -71,19 +69,17 @@ class AnyModule(PreTrainedModel):
         super().__init__(config)
         self.model = module
         self.inputs = inputs
-        self.plain = True
-        """Whether the module runs in plain operations."""
         self.vectors: str | None = None
-        """The path of the submodule whose output stands for the module's own; None if the module returns vectors."""
+        """The path of the last layer, or of the norm after it, if the module returns something else than that gives."""
+        self.vectors_are_read = False
+        """Whether that module reads the vectors, because none gives them."""
         self.changes_vectors = False
-        """Whether the module returns other vectors of the same size, which it makes of those."""
-        self.returned_swapped: tuple[int, int] | None = None
-        """The two axes of what the module returns to swap."""
-        self.swapped: tuple[int, int] | None = None
-        """The two axes of these vectors to swap, if their shape is not (text, token, dimension)."""
-        self.reads_vectors = False
-        """Whether it is that submodule's input instead."""
+        """Whether that is other vectors of the same size, which it makes of those."""
+        self.tokens_first = self.layers_tokens_first = False
+        """Whether the vectors that it returns, and those of its layers, have the axis of tokens before that of texts."""
         self.embedding: nn.Embedding | None = None
+        self.looks_up_itself = False
+        """Whether the module looks its token ids up without calling the embedding."""
         self.pads = True
         """Whether texts may be followed by padding."""
         self.longest_probe: int | None = None
@@ -110,29 +106,15 @@ class AnyModule(PreTrainedModel):
             attention_mask: 1 at tokens and 0 at padding, (text, token).
         """
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        with self.operations(), self._captured() as captured:
+        with self._captured() as captured:
             output = self._explained(input_ids, mask)
-        vectors = captured[-1] if captured else self._vectors(output, input_ids.shape, self.swapped)
-        found = vectors if self.swapped is None else vectors.transpose(*self.swapped)
-        if not self.changes_vectors:
-            return VectorsOutput(last_hidden_state=found)
-        own, axes = self._vectors(output, input_ids.shape, self.returned_swapped), self.returned_swapped
-        return VectorsOutput(last_hidden_state=found, returned=own if axes is None else own.transpose(*axes))
-
-    def returning(self, *, plain: bool) -> "AnyModule":
-        """The same module, but returning what it returns itself.
-
-        Args:
-            plain: Whether it runs in plain operations.
-        """
-        same = copy.copy(self)
-        same.plain, same.vectors, same.swapped = plain, None, self.returned_swapped
-        same.changes_vectors = False
-        return same
-
-    def operations(self) -> contextlib.AbstractContextManager[object]:
-        """Context in which the module, or a part of it, runs as it does in `forward`."""
-        return PlainOperations(self.model) if self.plain else contextlib.nullcontext()
+        returned = self._vectors(output, input_ids.shape) if self.changes_vectors or not captured else None
+        if returned is not None and self.tokens_first:
+            returned = returned.transpose(0, 1)
+        if not captured:
+            return VectorsOutput(last_hidden_state=returned)
+        found = captured[-1].transpose(0, 1) if self.layers_tokens_first else captured[-1]
+        return VectorsOutput(last_hidden_state=found, returned=returned)
 
     def _explained(self, ids: Tensor, mask: Tensor) -> Any:
         """Run the module; whatever its own code raises becomes an input error."""
@@ -141,9 +123,10 @@ class AnyModule(PreTrainedModel):
 
     def _run(self, ids: Tensor, mask: Tensor) -> Any:
         given = self._default(ids, mask) if self.inputs is None else self.inputs(ids, mask)
-        if isinstance(given, Mapping):
-            return self.model(**given)
-        return self.model(*given) if isinstance(given, tuple | list) else self.model(given)
+        with _ThroughEmbedding(self.embedding) if self.looks_up_itself else contextlib.nullcontext():
+            if isinstance(given, Mapping):
+                return self.model(**given)
+            return self.model(*given) if isinstance(given, tuple | list) else self.model(given)
 
     def _default(self, ids: Tensor, mask: Tensor) -> Mapping[str, Tensor]:
         parameters = inspect.signature(self.model.forward).parameters
@@ -160,19 +143,17 @@ class AnyModule(PreTrainedModel):
             yield outputs
             return
         module = self.get_submodule(self.vectors)
-        if self.reads_vectors:
-            handle = module.register_forward_pre_hook(
-                lambda _module, args, kwargs: outputs.append(vectors_in(args, kwargs)), with_kwargs=True
-            )
+        if self.vectors_are_read:
+            handle = module.register_forward_pre_hook(lambda _module, args: outputs.append(args[0]))
         else:
-            handle = module.register_forward_hook(lambda _module, _args, output: outputs.append(vectors_from(output)))
+            handle = module.register_forward_hook(lambda _module, _args, output: outputs.append(_first(output)))
         try:
             yield outputs
         finally:
             handle.remove()
 
-    def _vectors(self, output: Any, size: torch.Size, swapped: tuple[int, int] | None) -> Tensor:
-        size = size[::-1] if swapped == (0, 1) else size
+    def _vectors(self, output: Any, size: torch.Size) -> Tensor:
+        size = size[::-1] if self.tokens_first else size
         if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
             output = vars(output)
         tensors = [each for each in tree_iter(output) if isinstance(each, Tensor)]
@@ -186,11 +167,15 @@ class AnyModule(PreTrainedModel):
         )
 
     def find_parts(self) -> None:
-        """Find the token embedding, the bare parameters that are multiplied with vectors, and how long a probe may be."""
+        """Find the token embedding, what the module returns, and how long a probe may be.
+
+        Raises:
+            InputError: If the module cannot be called, returns no vectors, or looks up no token embedding.
+        """
         device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
         ids = torch.arange(_PROBE[0] * _PROBE[1], device=device).view(_PROBE) % 2
         try:
-            with torch.no_grad(), Lookups() as lookups, PlainOperations(self.model, discover=True):
+            with torch.no_grad(), Lookups() as lookups:
                 output = self._run(ids, torch.ones_like(ids))
         except InputError:
             raise
@@ -199,9 +184,7 @@ class AnyModule(PreTrainedModel):
                 f"model: {type(self.model).__name__} fails on token ids of shape {_PROBE}: {one_line(error)}; pass "
                 "inputs=, a function of ids and mask that returns the arguments of its forward"
             ) from error
-        self.eval()  # the new submodules too
         self._find_axes(output, ids.shape)
-        self.returned_swapped = self.swapped
         looked_up = [
             weight
             for weight, read in lookups.found
@@ -209,95 +192,123 @@ class AnyModule(PreTrainedModel):
         ]
         tables = [module for module in self.model.modules() if isinstance(module, nn.Embedding)]
         self.embedding = next((table for table in tables if any(table.weight is each for each in looked_up)), None)
+        if self.embedding is None and looked_up:
+            self.embedding, self.looks_up_itself = nn.Embedding.from_pretrained(looked_up[0]).eval(), True
+            self.embedding.weight = looked_up[0]
         if self.embedding is None:
             raise InputError(
-                f"model: {type(self.model).__name__} does not look up its token ids in an nn.Embedding, so its vocabulary "
-                "is unknown; embed the ids with an nn.Embedding"
+                f"model: {type(self.model).__name__} does not look up its token ids in a table, so its vocabulary is "
+                "unknown; embed the ids with an nn.Embedding"
             )
         self.config.vocab_size, self.config.hidden_size = self.embedding.weight.shape
+        last = _LastVectors(self)
+        with torch.no_grad():
+            output = last.find(lambda: self._run(ids, torch.ones_like(ids)))
+        self.layers_tokens_first = last.vectors is not None and last.vectors.shape[:2] == ids.T.shape
+        self._find_returned(last, self._vectors(output, ids.shape))
         self.longest_probe = self._longest_probe(device)
+        self.pads = batching_of(self) is Batching.PADDED
 
     def _find_axes(self, output: Any, size: torch.Size) -> None:
         """Find out which axis of the returned vectors is that of the tokens."""
         try:
-            self._vectors(output, size, self.swapped)
+            self._vectors(output, size)
         except InputError as error:
-            self.swapped = (0, 1)
+            self.tokens_first = True
             try:
-                self._vectors(output, size, self.swapped)
+                self._vectors(output, size)
             except InputError:
                 raise error from None
+
+    def _find_returned(self, last: "_LastVectors", returned: Tensor) -> None:
+        """Find out whether the module returns what its last layer, or the norm after that, gives."""
+        if last.vectors is None or last.path is None:
+            return
+        vectors = last.vectors if self.layers_tokens_first == self.tokens_first else last.vectors.transpose(0, 1)
+        if vectors.shape == returned.shape and torch.equal(vectors, returned):
+            return
+        self.vectors, self.vectors_are_read = last.path, last.are_read
+        # Vectors of another size are the logits of a head.
+        self.changes_vectors = vectors.shape == returned.shape
 
     def _longest_probe(self, device: torch.device) -> int | None:
         """The longest text that the module takes, if it has fewer positions than the longest probe has tokens."""
         for length in range(_LONGEST_PROBE, _PROBE[1], -1):
             ids = torch.arange(length, device=device)[None] % self.config.vocab_size
             try:
-                with torch.no_grad(), PlainOperations(self.model):
+                with torch.no_grad():
                     self._run(ids, torch.ones_like(ids))
             except Exception:  # somebody else's code; too long for its table of positions, most likely
                 continue
             return None if length == _LONGEST_PROBE else length
         return _PROBE[1]
 
-    def settled(self, layout: ModelLayout) -> ModelLayout:
-        """Find out what the module returns, and whether texts may be followed by padding.
 
-        Args:
-            layout: Where its layers and its last norm are.
+class _ThroughEmbedding(TorchFunctionMode):
+    """Lets an embedding look up what a module looks up in its table by itself, so that the embedding can be hooked."""
 
-        Returns:
-            The layout, without a head that the vectors pass through.
-        """
-        ids = torch.arange(_PROBE[0] * _PROBE[1], device=self.device).view(_PROBE) % self.config.vocab_size
-        with torch.no_grad():
-            returned = self(ids).last_hidden_state
-            stream = layout.stream
-            self.vectors = stream.final_norm or (stream.layers[-1] if stream.in_modules else stream.end) or None
-            self.reads_vectors = not stream.in_modules and stream.final_norm is None
-            returned_with, self.swapped = self.swapped, stream.swapped.get("stream")
-            made = self(ids).last_hidden_state
-        if returned.shape == made.shape and torch.equal(returned, made):
-            self.vectors, self.swapped = None, returned_with
-        # Vectors of another size are the logits of a head.
-        self.changes_vectors = self.vectors is not None and returned.shape == made.shape
-        self._check_rest(layout)
-        self.pads = batching_of(self) is Batching.PADDED
-        if self.vectors is None:
-            return layout
-        return dataclasses.replace(layout, stream=dataclasses.replace(stream, output_projection=None))
+    def __init__(self, embedding: nn.Embedding | None) -> None:
+        super().__init__()
+        self._embedding = embedding
 
-    def _check_rest(self, layout: ModelLayout) -> None:
-        """Check that attention alone mixes tokens: changing one token's attention output changes only that token."""
-        ids = torch.arange(_PROBE[1], device=self.device)[None] % self.config.vocab_size
-        for modules in bind_blocks(self, layout):
-            entry = modules.entry
-            outputs: list[Tensor] = []
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        table, ids = lookup_of(function, args, kwargs or {}) or (None, None)
+        if self._embedding is not None and table is self._embedding.weight:
+            return self._embedding(ids)
+        return function(*args, **(kwargs or {}))
 
-            def change(_module: nn.Module, _args: Any, output: Tensor, outputs: list[Tensor] = outputs) -> Tensor:
-                changed = output.clone()
-                layout.by_text(changed, "attention output")[:, 0, ::2] += (
-                    1.0 if outputs else 0.0
-                )  # a norm would cancel a constant shift
-                return changed
 
-            def take(
-                module: nn.Module, _args: Any, output: Any, outputs: list[Tensor] = outputs, entry: nn.Module = entry
-            ) -> None:
-                if module is entry:
-                    outputs.append(layout.by_text(vectors_from(output)).clone())
+class _LastVectors:
+    """Finds which module of a model gives the last vectors, or reads them.
 
-            handles = [
-                modules.output.register_forward_hook(change),
-                *layer_hooks(self, layout, lambda _module, _args, _kwargs: None, take),
-            ]
-            try:
-                with torch.no_grad():
-                    self(ids)
-                    self(ids)
-            finally:
-                for handle in handles:
-                    handle.remove()
-            before, after = outputs[0], outputs[len(outputs) // 2]
-            if (before - after)[:, 1:].norm() > 1e-3 * before.norm():
-                raise NotInferredError(f"layer {modules.layer} mixes tokens after attention as well")
+    They are those of its last layer, or of a norm that reads what leaves that.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._called: list[tuple[nn.Module, Made | None, Any, Made | None]] = []
+        """The modules that were called, with how what each read was made, what it returned first, and how that was made."""
+        self.vectors: Tensor | None = None
+        self._made: Made | None = None
+        """How they were made. What is changed in place is the same tensor."""
+        self.path: str | None = None
+        self.are_read = False
+        """Whether the module reads them."""
+
+    def find(self, run: Callable[[], Any]) -> Any:
+        """Run the model, and return its output."""
+        in_layers: list[bool] = []
+        calls = LayerCalls(self._model, _PROBE[0], end=self._ends)
+        recogniser = BlockRecogniser(
+            self._model, _PROBE[0], lambda block: in_layers.append(block.trail.in_layer), lambda: calls.number
+        )
+        with contextlib.ExitStack() as exit_:
+            for module in self._model.modules():
+                exit_.callback(module.register_forward_hook(self._note).remove)
+            with calls, recogniser:
+                output = run()
+        if self.vectors is None or not all(in_layers):
+            self.vectors, self._made = recogniser.last, made_of(recogniser.last)
+        self._find_module()
+        return output
+
+    def _note(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        returned = _first(output)
+        self._called.append((module, made_of(args[0]) if args else None, returned, made_of(returned)))
+
+    def _ends(self, _layer: int, vectors: Tensor) -> None:
+        self.vectors, self._made = vectors, made_of(vectors)
+
+    def _find_module(self) -> None:
+        paths = {module: path for path, module in self._model.named_modules()}
+        for module, read, returned, made in self._called if self._made is not None else ():
+            is_norm = read is self._made and all(each.ndim < 2 for each in module.parameters())
+            if made is self._made or (is_norm and isinstance(returned, Tensor)):
+                self.vectors, self._made, self.path, self.are_read = returned, made, paths[module], False
+            elif read is self._made and self.path is None:
+                self.path, self.are_read = paths[module], True
+
+
+def _first(output: Any) -> Any:
+    """The vectors that a module has returned: its output, or the first of several."""
+    return output[0] if isinstance(output, tuple | list) else output

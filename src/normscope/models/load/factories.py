@@ -10,12 +10,12 @@ from typing import Any
 from torch import nn
 
 from normscope.errors import InputError, one_line
+from normscope.models.facts import ModelFacts
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import DTYPES, torch_device
 from normscope.models.load.tokenizer_loading import read_tokenizer
 from normscope.models.load.wrapping import wrap_model
 from normscope.models.options import DeviceOptions, ModelOptions
-from normscope.models.sites.layout import ModelLayout
 from normscope.models.stored.random_state import drawing
 
 _ARGUMENTS = ("tokenizer", "inputs", "tokens")
@@ -41,9 +41,9 @@ class BuiltModel:
             self._arguments["tokenizer"] = read_tokenizer(None, options)
 
     @cached_property
-    def layout(self) -> ModelLayout:
+    def facts(self) -> ModelFacts:
         """Where the model keeps its parts."""
-        return self._wrapped().layout
+        return self._wrapped().facts
 
     def load(self, device: DeviceOptions, *, devices: range = range(0)) -> LoadedModel:  # noqa: ARG002 - of one device
         """Put the model on its device, and prepare it for observation.

@@ -18,12 +18,10 @@ from normscope.models.blocks.block import AttentionBlock, TokenSelector, full_pr
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.predictor import Predictor
 from normscope.models.load.task_heads import Head
+from normscope.models.observe.check import Check
 from normscope.models.observe.feed_forward import FeedForwardBlock
-from normscope.models.observe.forward_pass import Replacement
-from normscope.models.observe.observer import Observer
-from normscope.models.observe.skipped_layers import LayerOutput
-from normscope.models.observe.text_check import Check
-from normscope.models.sites.layout import embeddings_of
+from normscope.models.observe.observer import LayerOutput, Observer, Replacement
+from normscope.models.probes import embeddings_of
 from normscope.models.stored.stored_weights import is_offloaded
 from normscope.streams import Progress, no_bar
 
@@ -241,11 +239,11 @@ class InterventionRunner:
     @cached_property
     def _observer(self) -> Observer:
         # Shared by hundreds of passes, because it splits the weights into heads when created.
-        return Observer(self._model.model, self._model.layout, self._layers)
+        return Observer(self._model.model, self._model.facts, self._layers)
 
     @cached_property
     def _feed_forward_observer(self) -> Observer:
-        return Observer(self._model.model, self._model.layout, self._layers, feed_forward=True)
+        return Observer(self._model.model, self._model.facts, self._layers, feed_forward=True)
 
     def _replacements(self, ablation: Ablation | None) -> dict[int, Replacement]:
         if ablation is None:

@@ -1,4 +1,4 @@
-"""A loaded model, with its tokenizer and layout."""
+"""A loaded model, with its tokenizer and what it is."""
 
 import dataclasses
 import functools
@@ -20,17 +20,16 @@ from normscope.errors import InputError, escaped
 from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.blocks.block import AttentionBlock
-from normscope.models.infer.stacks import stacks_of
+from normscope.models.facts import ModelFacts
 from normscope.models.load.task_heads import Head
 from normscope.models.load.tokenizer_loading import TokenNames
+from normscope.models.observe.check import Check
 from normscope.models.observe.exclusive import Exclusive
-from normscope.models.observe.forward_pass import Visitor
-from normscope.models.observe.observer import Observer
-from normscope.models.observe.text_check import Check
+from normscope.models.observe.observer import Observer, Visitor
+from normscope.models.observe.reading import stacks_of
+from normscope.models.probes import Lookups, embeddings_of, equal_tokens
 from normscope.models.prove.padding import batching_of
 from normscope.models.prove.verification import Verification, verify
-from normscope.models.sites.layout import ModelLayout, embeddings_of
-from normscope.models.sites.positions import Lookups, equal_tokens
 from normscope.models.stored.decoder_start import decoder_shift
 from normscope.models.stored.embedder_files import embedder_of
 from normscope.models.stored.model_code import model_code
@@ -84,7 +83,7 @@ class LoadedModel:
     model: PreTrainedModel
     """The base model, in evaluation mode and without gradients."""
     tokenizer: PreTrainedTokenizerBase
-    layout: ModelLayout
+    facts: ModelFacts
     name: str
     revision: str | None
     """Commit of the Hub repository; None for weights from elsewhere."""
@@ -116,8 +115,8 @@ class LoadedModel:
 
     def __repr__(self) -> str:
         """One line: name, family, size, dtype and device, and how closely observation matches the untouched model."""
-        heads = f"{'up to ' * self.layout.heads_differ}{counted(self.layout.heads, 'head')}"
-        text = f"{self.name}: {self.layout.family}, {counted(self.layers, 'layer')}, {heads}"
+        heads = f"{'up to ' * self.facts.heads_differ}{counted(self.facts.heads, 'head')}"
+        text = f"{self.name}: {self.facts.family}, {counted(self.layers, 'layer')}, {heads}"
         proof = next((proof for proof in vars(self).values() if isinstance(proof, Verification)), None)
         matched = "" if proof is None else f", matches the untouched model to {number(proof.error, digits=2)}"
         return f"LoadedModel({escaped(text)}, {number_format(self.model)} on {self.device}{matched})"
@@ -187,7 +186,7 @@ class LoadedModel:
     @cached_property
     def translator(self) -> PreTrainedModel | None:
         """The encoder–decoder with its head around `model`; None without one, or if only the encoder is observed."""
-        return self._head(Head.TRANSLATION) if self.layout.reads_target else None
+        return self._head(Head.TRANSLATION) if self.facts.reads_target else None
 
     @cached_property
     def embedder(self) -> Embedder:
@@ -223,7 +222,7 @@ class LoadedModel:
     @cached_property
     def verification(self) -> Verification:
         """Proof that attention blocks are observed exactly. It is made once."""
-        return verify(self.model, self.layout, self.name)
+        return verify(self.model, self.facts, self.name)
 
     @cached_property
     def layers_verification(self) -> Verification:
@@ -232,23 +231,23 @@ class LoadedModel:
         Raises:
             InputError: If they are not, or a layer has no network that can be observed.
         """
-        return verify(self.model, self.layout, self.name, feed_forward=True)
+        return verify(self.model, self.facts, self.name, feed_forward=True)
 
     @cached_property
     def stacks_verification(self) -> Verification:
         """Proof that the attention blocks of all stacks of an encoder–decoder are observed exactly. It is made once."""
-        verifications = [verify(stack.model, stack.layout, self.name) for stack in stacks_of(self.model).values()]
+        verifications = [verify(stack.model, stack.facts, self.name) for stack in stacks_of(self.model).values()]
         return max(verifications, key=lambda verification: verification.error)
 
     @property
     def layers(self) -> int:
         """Number of layers."""
-        return len(self.layout.stream.layers)
+        return self.facts.layers
 
     @property
     def vocabulary(self) -> int:
         """The number of token embeddings; the larger of encoder and decoder if the decoder is observed."""
-        readers = [self.model, self.model.get_decoder()] if self.layout.reads_target else [self.model]
+        readers = [self.model, self.model.get_decoder()] if self.facts.reads_target else [self.model]
         return max(embeddings_of(reader).num_embeddings for reader in readers)
 
     @cached_property
@@ -276,7 +275,7 @@ class LoadedModel:
         """
         if "token_type_ids" not in inspect.signature(self.model.forward).parameters:
             return None
-        tables = tables_of_token_types(self.model, equal_tokens(self.model, 2, reads_target=self.layout.reads_target))
+        tables = tables_of_token_types(self.model, equal_tokens(self.model, 2, reads_target=self.facts.reads_target))
         if tables is None:
             return None
         if not tables:  # as in attention that compares the ids
@@ -293,14 +292,14 @@ class LoadedModel:
         return batching_of(
             self.model,
             padding=self.tokenizer.pad_token_id,
-            reads_target=self.layout.reads_target,
-            routed=self.layout.routed,
+            reads_target=self.facts.reads_target,
+            routed=self.facts.routed,
         )
 
     @property
     def translates(self) -> bool:
         """Whether the model is an encoder–decoder."""
-        return self.layout.stack is not None
+        return self.facts.stack is not None
 
     @cached_property
     def causal(self) -> bool:
@@ -311,8 +310,8 @@ class LoadedModel:
         if self.is_cross_attention:
             return False
         visible: list[torch.Tensor] = []
-        inputs = equal_tokens(self.model, 2, reads_target=self.layout.reads_target)
-        with Observer(self.model, self.layout, self.layout.attends[:1]) as observer:
+        inputs = equal_tokens(self.model, 2, reads_target=self.facts.reads_target)
+        with Observer(self.model, self.facts, self.facts.attends[:1]) as observer:
             observer.run(inputs, lambda block: visible.append(block.alpha.seen.of()[0, 0]), check=Check.NOTHING)
         return bool(visible[0][1, 0]) and not bool(visible[0][0, 1])
 
@@ -334,7 +333,7 @@ class LoadedModel:
     @property
     def is_cross_attention(self) -> bool:
         """Whether the decoder's cross-attention is observed."""
-        return self.layout.is_cross_attention
+        return self.facts.is_cross_attention
 
     @cached_property
     def decoder_inputs(self) -> Callable[[list[int]], list[int]] | None:
@@ -342,7 +341,7 @@ class LoadedModel:
 
         Row t of the decoder's attention then predicts token t of the target.
         """
-        return decoder_shift(self.model.config) if self.layout.reads_target else None
+        return decoder_shift(self.model.config) if self.facts.reads_target else None
 
     @property
     def device(self) -> torch.device:

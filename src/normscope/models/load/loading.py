@@ -1,7 +1,7 @@
-"""Loads models: from a preset, a Hub name or a local folder to weights, tokenizer and layout.
+"""Loads models: from a preset, a Hub name or a local folder to weights, tokenizer and facts.
 
 Local files come first, so a cached model loads without a network. Loading never guesses: a missing tensor, a wrong checksum, a
-NaN or an unknown family is an error.
+NaN or attention that cannot be measured is an error.
 """
 
 import contextlib
@@ -23,16 +23,14 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.errors import InputError, one_line
-from normscope.models.infer.layouts import completed_layout, layout_of
-from normscope.models.infer.pointwise import replace_pointwise
+from normscope.models.facts import ModelFacts
 from normscope.models.load.adapters import Adapter, base_model
 from normscope.models.load.loaded import Drawn, LoadedModel
 from normscope.models.load.task_heads import Head, has_head, head_class, task_head
 from normscope.models.load.tokenizer_loading import check_tokenizer, load_tokenizer
+from normscope.models.observe.reading import facts_of_config
 from normscope.models.options import DeviceOptions, ModelOptions
-from normscope.models.sites.block_modules import bind_blocks
-from normscope.models.sites.layout import ModelLayout, embeddings_of
-from normscope.models.sites.positions import padding_of
+from normscope.models.probes import embeddings_of, longest_sequence, padding_of
 from normscope.models.stored.config_checks import (
     bounded_modules,
     check_config_file,
@@ -108,8 +106,8 @@ def open_model(options: ModelOptions) -> "OpenedModel":
     if not options.random_init:
         check_pickles(source.folder, options.name)
         check_size(config, source.folder, options.name)
-    layout = layout_of(text, None if options.stack is None else options.stack.value)
-    return OpenedModel(options, config, layout, source, adapter)
+    facts = facts_of_config(text, None if options.stack is None else options.stack.value)
+    return OpenedModel(options, config, facts, source, adapter)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +116,7 @@ class OpenedModel:
 
     options: ModelOptions
     config: PretrainedConfig
-    layout: ModelLayout
+    facts: ModelFacts
     source: Source
     """Its files."""
     adapter: Source | None
@@ -157,7 +155,7 @@ class OpenedModel:
             model, whole = self._model(DTYPES[device.dtype], placing)
             target = torch_device(device.name) if device_map is None else _only_device(model, device_map)
         check_finite(model, name)
-        check_shape(model, self.layout, name)
+        check_shape(model, self.facts, name)
         tokenizer = self._tokenizer(tokenizer, model)
         run_experts_in_float64(model)
         if not is_offloaded(model):
@@ -165,10 +163,10 @@ class OpenedModel:
         loaded = LoadedModel(
             model=model.eval().requires_grad_(False),
             tokenizer=tokenizer,
-            layout=completed_layout(self.layout, model),
+            facts=self.facts,
             name=name,
             revision=self._named.revision,
-            max_length=longest_input(model, self.layout, tokenizer, self._longest_text),
+            max_length=longest_input(model, self.facts, tokenizer, self._longest_text),
             load_head=lambda head: self._head(head, model, whole),
             folder=None if self.options.random_init else self._named.whole,
             files_sha256=None if self.options.random_init or self.adapter else files_digest(self.source.folder),
@@ -186,12 +184,12 @@ class OpenedModel:
     def _tokenizer(self, given: PreTrainedTokenizerBase | None, model: PreTrainedModel) -> PreTrainedTokenizerBase:
         """The tokenizer that was given, if it fits the model; otherwise the adapter's own or that of the model."""
         if given is not None:
-            check_tokenizer(given, self.options.name, model, self.layout, random_weights=self.options.random_init)
+            check_tokenizer(given, self.options.name, model, self.facts, random_weights=self.options.random_init)
             return given
         adapter = self.adapter
         own = adapter is not None and (adapter.folder / "tokenizer_config.json").is_file()
         source = adapter if own else self.source
-        return load_tokenizer(self.options, source, model, self.layout, random_weights=self.options.random_init)
+        return load_tokenizer(self.options, source, model, self.facts, random_weights=self.options.random_init)
 
     @property
     def _longest_text(self) -> int | None:
@@ -203,14 +201,6 @@ class OpenedModel:
         if self.options.random_init or self.adapter is not None:
             what = "random weights" if self.options.random_init else "an adapter"
             raise InputError(f"device.map=auto: expected a checkpoint, got {what}; leave out device.map")
-        layout = self.layout
-        projections = [heads for site in layout.sites for heads in site.attention.projections]
-        apart = any(heads is not None and heads.bias is not None for heads in projections)
-        if not layout.registry or apart:
-            raise InputError(
-                f"device.map=auto: expected a family with all its weights in linear layers and norms, got "
-                f"{layout.family}; leave out device.map"
-            )
 
     def _model(
         self, dtype: torch.dtype, placing: Mapping[str, object]
@@ -235,8 +225,7 @@ class OpenedModel:
                 # The names of a tower's weights may depend on the head.
                 kind = head_class(Head.NEXT_TOKEN, self.config) or kind
             model = _pretrained(self.source, self.config, self.options, dtype, placing, kind)
-        replace_pointwise(model)
-        if self.layout.stack == "encoder":
+        if self.facts.stack == "encoder":
             return model.get_encoder(), None
         tower = text_tower(model)
         base = model if tower is model and self.adapter is None else base_of(tower)
@@ -313,34 +302,35 @@ def run_experts_in_float64(model: PreTrainedModel) -> None:
 
 
 def longest_input(
-    model: PreTrainedModel, layout: ModelLayout, tokenizer: PreTrainedTokenizerBase, own: int | None = None
+    model: PreTrainedModel, facts: ModelFacts, tokenizer: PreTrainedTokenizerBase, own: int | None = None
 ) -> int | None:
     """The longest sequence that a model and its tokenizer accept, in tokens; None without a limit.
 
     Args:
         own: The limit in the model's files that stands in place of the tokenizer's.
     """
-    lengths = (layout.longest_sequence(model), tokenizer.model_max_length if own is None else own)
+    lengths = (
+        longest_sequence(model, reads_target=facts.reads_target),
+        tokenizer.model_max_length if own is None else own,
+    )
     # Tokenizers without a limit have an astronomical number instead.
     return min((int(length) for length in lengths if length is not None and length < 10**9), default=None)
 
 
-def check_shape(model: PreTrainedModel, layout: ModelLayout, name: str) -> None:
-    """Check what transformers does not: that the model has layers, an embedding for padding, and what its decoder reads first.
+def check_shape(model: PreTrainedModel, facts: ModelFacts, name: str) -> None:
+    """Check what transformers does not: that the model has an embedding for padding, and what its decoder reads first.
 
     Raises:
         InputError: If it lacks one of them.
     """
-    if not len(bind_blocks(model, layout)):
-        raise InputError(f"model.name={name}: expected a config with at least one layer, got none")
     padding, embeddings = padding_of(model), embeddings_of(model).num_embeddings
     if padding is not None and not 0 <= padding < embeddings:
         raise InputError(
             f"model.name={name}: expected pad_token_id in its config to be from 0 to {embeddings - 1}, got {padding}"
         )
-    if layout.reads_target and decoder_shift(model.config) is None:
+    if facts.reads_target and decoder_shift(model.config) is None:
         raise InputError(
-            f"model.stack={layout.stack}: expected decoder_start_token_id in the model's config, the token that its decoder "
+            f"model.stack={facts.stack}: expected decoder_start_token_id in the model's config, the token that its decoder "
             "reads first, got none; set it in the config"
         )
 

@@ -146,9 +146,9 @@ def example_of(model: LoadedModel, text: object) -> Example:
             )
         text = model.tokenizer.text_of([int(each) for each in text])
     first, *second = parts_of(text)
-    if not second and model.layout.reads_target:
+    if not second and model.facts.reads_target:
         raise InputError(f"{model.name} needs a source and a target: pass a pair (tuple) of texts; got one text")
-    if second and model.translates and not model.layout.reads_target:
+    if second and model.translates and not model.facts.reads_target:
         raise InputError(f"the encoder of {model.name} reads one text, not a pair; leave the translation out")
     return Example(first, second[0] if second else None)
 
@@ -375,7 +375,7 @@ def require_unicode(text: str) -> None:
 
 def _sequences(model: LoadedModel, encoder: Encoder, encoding: BatchEncoding) -> list[TokenSequence]:
     """The sequences of a BatchEncoding, without their padding."""
-    if model.layout.reads_target:
+    if model.facts.reads_target:
         raise InputError(
             f"{model.name} needs source and target, but a BatchEncoding has no target; pass pairs of texts"
         )

@@ -13,14 +13,15 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.tokenization import encoded
 from normscope.errors import InputError, one_line, printable
+from normscope.models.facts import ModelFacts
 from normscope.models.options import ModelOptions
-from normscope.models.sites.layout import ModelLayout, embeddings_of
+from normscope.models.probes import embeddings_of
 from normscope.models.stored.embedder_files import lowercases, tokenizer_arguments
 from normscope.models.stored.files import Source, locate
 
 
 def load_tokenizer(
-    options: ModelOptions, source: Source | None, model: PreTrainedModel, layout: ModelLayout, *, random_weights: bool
+    options: ModelOptions, source: Source | None, model: PreTrainedModel, facts: ModelFacts, *, random_weights: bool
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer that the options name, by default the model's own.
 
@@ -35,7 +36,7 @@ def load_tokenizer(
     """
     tokenizer = read_tokenizer(source, options)
     tokenizer.model_max_length = _longest_sequence(tokenizer, options.name)
-    check_tokenizer(tokenizer, options.name, model, layout, options.tokenizer, random_weights=random_weights)
+    check_tokenizer(tokenizer, options.name, model, facts, options.tokenizer, random_weights=random_weights)
     return tokenizer
 
 
@@ -43,7 +44,7 @@ def check_tokenizer(
     tokenizer: PreTrainedTokenizerBase,
     name: str,
     model: PreTrainedModel,
-    layout: ModelLayout,
+    facts: ModelFacts,
     tokenizer_name: str | None = None,
     *,
     random_weights: bool = False,
@@ -77,8 +78,8 @@ def check_tokenizer(
             f"{printable(repr(template), 60)}"
         )
     check_vocabulary(tokenizer, given, None if random_weights else embeddings)
-    if layout.reads_target:
-        _check_targets(model, tokenizer, name, layout)
+    if facts.reads_target:
+        _check_targets(model, tokenizer, name, facts)
     _longest_sequence(tokenizer, name)
 
 
@@ -161,11 +162,11 @@ def _longest_sequence(tokenizer: PreTrainedTokenizerBase, name: str) -> int:
     return int(limit)
 
 
-def _check_targets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, layout: ModelLayout) -> None:
+def _check_targets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, facts: ModelFacts) -> None:
     """Check that the decoder has an embedding for every token that it may read."""
     if getattr(tokenizer, "separate_vocabs", False):
         raise InputError(
-            f"model.stack={layout.stack}: {name} has a separate vocabulary for targets, which is not supported; set "
+            f"model.stack={facts.stack}: {name} has a separate vocabulary for targets, which is not supported; set "
             "model.stack=encoder"
         )
     embeddings = embeddings_of(model.get_decoder()).num_embeddings
@@ -173,12 +174,12 @@ def _check_targets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, n
     advice = "set model.tokenizer to the tokenizer that the model was trained with, or model.stack=encoder"
     if len(tokenizer) > embeddings:
         raise InputError(
-            f"model.stack={layout.stack}: the decoder of {name} has {embeddings} embeddings, but the tokenizer has "
+            f"model.stack={facts.stack}: the decoder of {name} has {embeddings} embeddings, but the tokenizer has "
             f"{len(tokenizer)} tokens; {advice}"
         )
     if start is not None and not 0 <= start < embeddings:
         raise InputError(
-            f"model.stack={layout.stack}: the decoder of {name} has {embeddings} embeddings, but its "
+            f"model.stack={facts.stack}: the decoder of {name} has {embeddings} embeddings, but its "
             f"decoder_start_token_id is {start}; {advice}"
         )
 

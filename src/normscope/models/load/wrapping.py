@@ -21,8 +21,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.errors import InputError, one_line, printable
-from normscope.models.infer.layouts import inference_explained, layout_of_model, observed_stack
-from normscope.models.infer.pointwise import replace_pointwise
+from normscope.models.facts import ModelFacts, StackName
 from normscope.models.load.adapters import adapted_layers, merge_active_adapters, without_peft
 from normscope.models.load.any_module import AnyModule, Inputs
 from normscope.models.load.loaded import LoadedModel
@@ -30,8 +29,9 @@ from normscope.models.load.loading import DTYPES, check_shape, longest_input, ru
 from normscope.models.load.task_heads import Head, has_head
 from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.load.tokenizer_loading import TokenNames, check_tokenizer
+from normscope.models.observe.reading import facts_of, observed_stack, refusal_explained
+from normscope.models.probes import embeddings_of
 from normscope.models.prove.verification import verify_same_outputs
-from normscope.models.sites.layout import ModelLayout, Stack, embeddings_of
 from normscope.models.stored.config_checks import check_not_quantised, check_supported
 from normscope.models.stored.embedder_files import embedder_in_memory, kind_of_encoder, rule_in_memory
 from normscope.models.stored.random_state import drawing
@@ -62,7 +62,7 @@ _HARMLESS_HOOKS = ("transformers", "peft")
 def wrap_model(
     model: object,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    stack: Stack | None = None,
+    stack: StackName | None = None,
     *,
     inputs: Inputs | None = None,
     tokens: Sequence[str] | None = None,
@@ -105,16 +105,16 @@ def wrap_model(
     run_experts_in_float64(observed)
     check_finite(observed, name)
     # The original, because some models change their modules when they run (BigBird).
-    with inference_explained(name):
-        layout = layout_of_model(observed, stack)
-    check_shape(observed, layout, name)
-    tokenizer = _checked_tokenizer(tokenizer, tokens, observed, layout, name)
-    loaded = _loaded(copied, observed, layout, name, tokenizer)
+    with refusal_explained(name):
+        facts = facts_of(observed, stack)
+    check_shape(observed, facts, name)
+    tokenizer = _checked_tokenizer(tokenizer, tokens, observed, facts, name)
+    loaded = _loaded(copied, observed, facts, name, tokenizer)
     return dataclasses.replace(loaded, load_head=lambda head: copied.model if head in heads else None)
 
 
 def _encoder_of_library(
-    encoder: Any, kind: str, tokenizer: PreTrainedTokenizerBase | None, stack: Stack | None
+    encoder: Any, kind: str, tokenizer: PreTrainedTokenizerBase | None, stack: StackName | None
 ) -> LoadedModel:
     """The model in an encoder of sentence-transformers, with its tokenizer and, if it embeds texts, what makes embeddings."""
     first = next(iter(encoder.children()), None)
@@ -163,16 +163,16 @@ def _watching(encoder: nn.Module, loaded: LoadedModel) -> Callable[[], None]:
 
 
 def _loaded(
-    copied: "_Copy", model: PreTrainedModel, layout: ModelLayout, name: str, tokenizer: PreTrainedTokenizerBase
+    copied: "_Copy", model: PreTrainedModel, facts: ModelFacts, name: str, tokenizer: PreTrainedTokenizerBase
 ) -> LoadedModel:
     """The base model in a copy, without heads."""
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        layout=layout,
+        facts=facts,
         name=name,
         revision=None,
-        max_length=longest_input(model, layout, tokenizer),
+        max_length=longest_input(model, facts, tokenizer),
         require_current=functools.partial(copied.require_current, tokenizer, _size_of(tokenizer)),
     )
 
@@ -180,7 +180,7 @@ def _loaded(
 def _wrapped_module(
     module: object,
     tokenizer: PreTrainedTokenizerBase | None,
-    stack: Stack | None,
+    stack: StackName | None,
     inputs: Inputs | None,
     tokens: Sequence[str] | None,
 ) -> LoadedModel:
@@ -192,21 +192,18 @@ def _wrapped_module(
         raise InputError(
             f"stack={stack}: expected none for {name}, which is not a transformers encoder–decoder; leave out stack"
         )
-    check_eager(module)
+    _check_eager(module)
     copied = _Copy(AnyModule(module, inputs), name, hold=True)
     observed = copied.model
     assert isinstance(observed, AnyModule)
     check_finite(observed, name)
-    with inference_explained(name, f"see {_UNCOVERED}"), drawing():
+    with refusal_explained(name, f"see {_UNCOVERED}"), drawing():
         observed.find_parts()
-        layout = dataclasses.replace(observed.settled(layout_of_model(observed)), source=_UNCOVERED)
-    verify_same_outputs(
-        observed.returning(plain=True), observed.returning(plain=False), name, "when it runs in plain operations"
-    )
-    return _loaded(copied, observed, layout, name, _checked_tokenizer(tokenizer, tokens, observed, layout, name))
+        facts = dataclasses.replace(facts_of(observed), source=_UNCOVERED)
+    return _loaded(copied, observed, facts, name, _checked_tokenizer(tokenizer, tokens, observed, facts, name))
 
 
-def check_eager(module: nn.Module) -> None:
+def _check_eager(module: nn.Module) -> None:
     """Check that a module runs its own Python code.
 
     Raises:
@@ -226,12 +223,12 @@ def _checked_tokenizer(
     tokenizer: PreTrainedTokenizerBase | None,
     tokens: Sequence[str] | None,
     model: PreTrainedModel,
-    layout: ModelLayout,
+    facts: ModelFacts,
     name: str,
 ) -> PreTrainedTokenizerBase:
     """The tokenizer that was given, if it fits the model; without one, a tokenizer of names."""
     if tokenizer is not None:
-        check_tokenizer(tokenizer, name, model, layout)
+        check_tokenizer(tokenizer, name, model, facts)
         return tokenizer
     rows = embeddings_of(model).num_embeddings
     if tokens is not None and len(tokens) > rows:
@@ -239,7 +236,7 @@ def _checked_tokenizer(
     return TokenNames.of([str(number) for number in range(rows)] if tokens is None else tokens)
 
 
-def _observed_part(whole: PreTrainedModel, stack: Stack | None) -> tuple[PreTrainedModel, Stack | None]:
+def _observed_part(whole: PreTrainedModel, stack: StackName | None) -> tuple[PreTrainedModel, StackName | None]:
     """The base model, or its encoder if that is the stack, and the stack."""
     base = base_of(whole)
     stack = observed_stack(whole.config, stack)
@@ -296,7 +293,6 @@ class _Copy:
             merge_active_adapters(self.model)
             self.model.requires_grad_(False)
             verify_same_outputs(self.model, unmerged, name, "with its adapters merged into its weights")
-        replace_pointwise(self.model)
         self._state = _state(original, self._own)
 
     def require_current(self, tokenizer: PreTrainedTokenizerBase, size: tuple[int, int]) -> None:

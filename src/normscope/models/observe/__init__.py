@@ -1,1 +1,1 @@
-"""Runs a model, yields its blocks, and compares them with the untouched model."""
+"""Reads what a model is, runs it, yields its blocks, and adds up their parts."""

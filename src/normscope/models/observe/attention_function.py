@@ -15,15 +15,16 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
-from normscope.maths.attention import attention, repeat_heads
-from normscope.maths.masks import STRIP, Allowed, Mask
+from normscope.maths.attention import AttentionCall, attention
+from normscope.maths.masks import STRIP, Allowed, Mask, mask_of
+from normscope.models.facts import ModelFacts
 from normscope.models.stored.model_code import model_code
 
 IMPLEMENTATION = "normscope"
 """The name of our attention and mask functions in transformers' registries."""
 
 # Keyword arguments of attention functions that do not change the result; sliding windows are in the mask.
-HARMLESS_KEYWORDS = frozenset(
+_HARMLESS_KEYWORDS = frozenset(
     {
         "position_ids",
         "position_embeddings",
@@ -36,26 +37,6 @@ HARMLESS_KEYWORDS = frozenset(
         "deterministic",
     }
 )
-
-
-class AttentionCall(NamedTuple):
-    """What a module passes to an attention function. Several heads of queries may share a head of keys and values."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Mask | None
-    scale: float
-    """The factor on q·k."""
-    cap: float | None = None
-    """The soft cap of the scores; None without one."""
-    sinks: Tensor | None = None
-    """A learned score of each head that takes weight from the keys; None without them."""
-
-    def repeated(self) -> "AttentionCall":
-        """The same with keys and values for each head of queries."""
-        heads = self.query.shape[1]
-        return self._replace(key=repeat_heads(self.key, heads), value=repeat_heads(self.value, heads))
 
 
 @runtime_checkable
@@ -140,6 +121,29 @@ active: ContextVar[Attends | None] = ContextVar("normscope_observer", default=No
 
 
 @contextlib.contextmanager
+def unobserved(masks_on_host: Sequence[Tensor] = ()) -> Iterator[None]:
+    """Context in which a model that calls our function attends without being observed, as an encoder before its decoder does.
+
+    Args:
+        masks_on_host: See `Attends`.
+    """
+    token = active.set(_Unobserved(masks_on_host))
+    try:
+        yield
+    finally:
+        active.reset(token)
+
+
+class _Unobserved(NamedTuple):
+    """Leaves all attention to the model."""
+
+    masks_on_host: Sequence[Tensor]
+
+    def attend(self, _module: nn.Module, _call: AttentionCall) -> None:
+        """No module is observed."""
+
+
+@contextlib.contextmanager
 def attention_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
     """Context in which a model computes attention by a function of transformers' registry."""
     previous = model.config._attn_implementation
@@ -160,6 +164,11 @@ def own_attention_by(model: PreTrainedModel, implementation: str) -> Iterator[No
         yield
     finally:
         model.config._attn_implementation = previous
+
+
+def reference_attention(model: PreTrainedModel, facts: ModelFacts) -> str:
+    """The attention of the untouched model: fused if that gives what the model computes."""
+    return "sdpa" if facts.is_plain and getattr(model, "_supports_sdpa", True) else "eager"
 
 
 def _attention_function(
@@ -183,7 +192,7 @@ def _attention_function(
     observer = active.get()
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if observer is not None:
-        unknown = [name for name, value in keywords.items() if value is not None and name not in HARMLESS_KEYWORDS]
+        unknown = [name for name, value in keywords.items() if value is not None and name not in _HARMLESS_KEYWORDS]
         if unknown:
             raise InputError(
                 f"model: {type(module).__name__} passes {', '.join(unknown)} to attention, which changes what it computes in a "
@@ -226,14 +235,7 @@ def _as_mask(mask: Tensor | None, lengths: tuple[int, int], *, causal: bool) -> 
     if isinstance(mask, MaskTensor):
         return mask.rule
     if mask is not None:
-        bias = None
-        visible = mask  # True where visible, as transformers' fused attention expects
-        if mask.is_floating_point():  # added to the scores
-            visible = (mask > torch.finfo(mask.dtype).min / 2).expand(-1, -1, *lengths)
-            bias = mask.masked_fill(mask <= torch.finfo(mask.dtype).min / 2, 0.0).expand(-1, -1, *lengths)
-        return Mask(
-            allowed=lambda sequence, head, query, key: visible.to(key.device)[sequence, head, query, key], bias=bias
-        )
+        return mask_of(mask, lengths)
     return Mask(causal=True) if causal else None
 
 

@@ -13,9 +13,10 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
+from normscope.linear.layer_calls import LayerCalls
 from normscope.linear.rules import HeldFixed, active_modes, leave_modes
 from normscope.models.blocks.block import AttentionBlock
-from normscope.models.observe.forward_pass import Visitor
+from normscope.models.observe.observer import Visitor
 from normscope.models.stored.model_code import StopForward
 
 T = TypeVar("T")
@@ -142,6 +143,7 @@ def _remove_our_changes(model: nn.Module) -> None:
             for number in [number for number, hook in hooks.items() if _is_ours(hook)]:
                 del hooks[number]
                 marks.pop(number, None)
+    LayerCalls.give_back(model)
     HeldFixed.give_back(model)
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.requires_grad_(False)

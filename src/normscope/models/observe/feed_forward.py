@@ -2,14 +2,15 @@
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.linear.layers import Followed, FollowedLayer, Given
+from normscope.errors import InputError
+from normscope.linear.layers import Axes, Followed, FollowedLayer, Given
 from normscope.linear.rules import Factored, dense
 from normscope.maths.layer_composition import LAYER_STAGES, LayerComposition, LayerStage, Parts
 from normscope.maths.normalisation import Normalisation
@@ -18,8 +19,6 @@ from normscope.maths.tensors import to_device
 from normscope.maths.words import WordGroups
 from normscope.models.blocks.block import AttentionBlock, full_precision
 from normscope.models.observe.layer_rerun import LayerRerun
-from normscope.models.sites.block_modules import BlockModules
-from normscope.models.sites.layout import ModelLayout, Point
 
 PAIR_ENTRIES = {"cpu": 2**19}
 """Entries of pairs' vectors to make at once, by device. The network makes several times as many along the way."""
@@ -39,8 +38,12 @@ class FeedForwardBlock:
     attention: AttentionBlock
     """The attention block of the same layer."""
     followed: FollowedLayer
-    modules: BlockModules
-    rerun: LayerRerun
+    axes: Axes
+    """Where the axes of the model's vectors are."""
+    find_output_norm: Callable[[], Normalisation]
+    """Finds the norm whose output leaves the layer, if there is one."""
+    rerun: LayerRerun | None
+    """Runs the layer again; None if no module runs it."""
 
     @property
     def layer(self) -> int:
@@ -51,11 +54,6 @@ class FeedForwardBlock:
     def token_mask(self) -> Bool[Tensor, "batch token"]:
         """True at tokens, False at padding."""
         return self.attention.token_mask
-
-    @property
-    def layout(self) -> ModelLayout:
-        """The layout of the model."""
-        return self.modules.layout
 
     @property
     def stages(self) -> tuple[LayerStage, ...]:
@@ -119,7 +117,7 @@ class FeedForwardBlock:
         """The norm whose output leaves the layer, and its deviations. Only `post` layers have one."""
         assert self.followed.before_norm is not None
         read = self._by_token(self.followed.before_norm.value.to(self.attention.inputs)[None])[0]
-        norm = self.layout.normalisation(self.modules.output_norm, read.device)
+        norm = self.find_output_norm()
         return norm, norm.deviation(read)
 
     def untouched(self, text: int) -> Float[Tensor, "1 query model"]:
@@ -146,7 +144,11 @@ class FeedForwardBlock:
         return self._again(text, torch.baddbmm(given, weights.to(weight).permute(2, 1, 0), vectors, alpha=-1))
 
     def _again(self, text: int, attention: Float[Tensor, "variant query model"]) -> Tensor:
-        return full_precision(self.rerun.outputs(text, self._unscaled(attention)))
+        if self.rerun is None:
+            raise InputError(
+                f"layer {self.layer} cannot be run again with other attention outputs: no module runs it as a whole"
+            )
+        return full_precision(self.rerun.outputs(text, attention))
 
     def shares(self) -> dict[LayerStage, Shares]:
         """The signed shares of the parts of every token's vector, from the end of the attention block on; they add up to 1."""
@@ -217,9 +219,9 @@ class FeedForwardBlock:
         return torch.cat([some.to(dtype) for _, some in self.attention.alpha.strips()], dim=2).permute(0, 3, 2, 1)
 
     def _vectors(self, dtype: torch.dtype) -> Float[Tensor, "batch key head model"]:
-        """f(x) of every head, as W_O gives it."""
+        """f(x) of every head."""
         values, weight = self.attention.value.to(dtype), self.attention.parameters.output_weight.to(dtype)
-        return self._unscaled(torch.einsum("bhkd,hdm->bkhm", values, weight))
+        return torch.einsum("bhkd,hdm->bkhm", values, weight)
 
     def _of_keys(
         self,
@@ -265,31 +267,16 @@ class FeedForwardBlock:
         bias = block.parameters.output_bias
         if bias is None:
             return self._given(nothing, nothing)
-        return self._given(nothing, Factored(ones, self._unscaled(bias.view(1, 1, 1, -1))))
-
-    def _unscaled(self, vectors: Tensor) -> Tensor:
-        """The output of W_O, from the scaled attention output of the block. What a factor of 0 removes does not matter."""
-        if not isinstance(self.modules.scale, Tensor) and self.modules.scale == 1:
-            return vectors
-        return (vectors / self.modules.scale).nan_to_num(0.0, 0.0, 0.0)
+        return self._given(nothing, Factored(ones, bias.view(1, 1, 1, -1)))
 
     def _given(self, inputs: Tensor | Factored, attention: Tensor | Factored) -> Given:
-        """Parts with the axes of the model. Dense parts of attention include its factor."""
-        attention = attention if isinstance(attention, Factored) else self._unscaled(attention)
+        """Parts with the axes of the model."""
         return Given(
-            self._by_model(inputs, self.followed.inputs, "stream"),
-            self._by_model(attention, self.followed.attention, "attention output"),
+            _by_model(inputs, self.followed.inputs, self.axes), _by_model(attention, self.followed.attention, self.axes)
         )
 
-    def _by_model(self, parts: Tensor | Factored, like: Followed, point: Point) -> Tensor | Factored:
-        shape = like.value.shape
-        if point not in self.layout.stream.swapped and len(shape) == 3:
-            return parts
-        vectors = self.layout.by_text(dense(parts), point)
-        return vectors.reshape(len(vectors), *shape)
-
-    def _by_token(self, parts: Tensor, point: Point = "stream") -> Float[Tensor, "source batch token model"]:
-        parts = self.layout.by_text(parts, point)
+    def _by_token(self, parts: Tensor) -> Float[Tensor, "source batch token model"]:
+        parts = self.axes.swapped(parts)
         return parts.reshape(len(parts), *self.token_mask.shape, -1)
 
     def _parts(
@@ -305,9 +292,17 @@ class FeedForwardBlock:
             for stage, some in zip(stages, tensors, strict=True)
         }
         if LayerStage.BLOCK in parts and self.is_parallel:
-            attended = dense(given.attention) * self.modules.scale
-            parts[LayerStage.BLOCK] = self._by_token(dense(given.inputs)) + self._by_token(attended, "attention output")
+            parts[LayerStage.BLOCK] = self._by_token(dense(given.inputs)) + self._by_token(dense(given.attention))
         return parts
+
+
+def _by_model(parts: Tensor | Factored, like: Followed, axes: Axes) -> Tensor | Factored:
+    """Parts with the axes of the model."""
+    shape = like.value.shape
+    if axes.swap is None and len(shape) == 3:
+        return parts
+    vectors = axes.swapped(dense(parts))
+    return vectors.reshape(len(vectors), *shape)
 
 
 def _total(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,39 +1,31 @@
 """Reruns a layer on one text, with other attention outputs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from normscope.linear.layer_calls import LayerCall, vectors_of
+from normscope.linear.layers import Axes
 from normscope.linear.rules import with_tensors
-from normscope.models.observe.attention_function import AttentionCall, MaskTensor, active
-from normscope.models.sites.block_modules import BlockModules
-from normscope.models.sites.layer_hooks import vectors_from, vectors_in, with_vectors
-
-
-class _Silent:
-    """Stands in for attention whose output is replaced."""
-
-    masks_on_host = ()
-
-    def attend(self, _module: nn.Module, call: AttentionCall) -> Tensor:
-        """Zeros."""
-        texts, heads, queries, _ = call.query.shape
-        return call.value.new_zeros(texts, queries, heads, call.value.shape[-1])
+from normscope.models.observe.attention_function import MaskTensor, unobserved
 
 
 class LayerRerun(NamedTuple):
-    """A layer as the model called it."""
+    """Runs a layer again."""
 
-    layer: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    modules: BlockModules
+    call: LayerCall
+    """As the model called it."""
     texts: int
-    paused: Callable[[], AbstractContextManager[None]]
-    """Returns a context in which the hooks of the observer do nothing."""
+    heads: int
+    axes: Axes
+    """Where the axes of the model's vectors are."""
+    keeps_texts: bool
+    """Whether as many texts leave the layer as enter it even if W_O returns more; see `WholeLayers.keeps_texts`."""
+    replaced: Callable[[Callable[[Tensor], Tensor]], AbstractContextManager[None]]
+    """Returns a context in which a function of the output of W_O replaces it, and in which nothing is observed."""
 
     def outputs(
         self, text: int, attention: Float[Tensor, "variant token model"]
@@ -45,36 +37,40 @@ class LayerRerun(NamedTuple):
             attention: Outputs of W_O, one for each variant.
         """
         # What comes before W_O is the same for all variants, so a single text goes in, and all variants come out of W_O,
-        # unless they would be added in place to what was made of the single text.
-        layout, heads = self.modules.layout, self.modules.site.attention.heads
-        copies = len(attention) if layout.stream.changes_in_place else 1
-        args, kwargs = (_of_text(given, text, self.texts, heads) for given in (self.args, dict(self.kwargs)))
-        vectors = layout.by_text(vectors_in(self.args, self.kwargs))[text].expand(copies, -1, -1)
-        args, kwargs = with_vectors(args, kwargs, layout.by_text(vectors))
+        # if the layer can go on with more texts than have entered it.
+        copies = len(attention) if self.keeps_texts else 1
+        vectors = self.axes.swapped(self.axes.swapped(self.call.vectors)[text].repeat(copies, 1, 1))
+        layer, *given = self.call
+        args, kwargs = (self._of_text(each, text, copies) for each in given)
+        call = LayerCall(layer, args, kwargs).having(vectors)
 
-        def replaced(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
-            variants = layout.by_text(attention.to(output), "attention output")
-            return variants if output.ndim == variants.ndim else variants.reshape(-1, *output.shape[1:])
+        def variants(output: Tensor) -> Tensor:
+            made = self.axes.swapped(attention.to(output))
+            return made if output.ndim == made.ndim else made.reshape(-1, *output.shape[1:])
 
-        handle = self.modules.output.register_forward_hook(replaced)
-        token = active.set(_Silent())
-        try:
-            with self.paused():
-                output = self.layer(*args, **kwargs)
-        finally:
-            active.reset(token)
-            handle.remove()
-        return layout.by_text(vectors_from(output))
+        # A decoder's self-attention runs before the cross-attention whose output is replaced.
+        with unobserved(), self.replaced(variants):
+            output = layer(*call.args, **call.kwargs)
+        left = vectors_of(output)
+        assert left is not None
+        return self.axes.swapped(left)
 
+    def _of_text(self, given: Any, text: int, copies: int) -> Any:
+        """The arguments of a layer for copies of one text. The first of several axes counts texts, or texts and their heads."""
+        texts, heads = self.texts, self.heads
 
-def _of_text(given: Any, text: int, texts: int, heads: int) -> Any:
-    """The arguments of a layer for one text. The first of several axes counts texts, or texts and their heads."""
+        def of_one(tensor: Tensor) -> Tensor:
+            if isinstance(tensor, MaskTensor):
+                lengths = (copies, *tensor.shape[2:])
+                return MaskTensor(tensor.rule.of_text(text, copies), lengths, tensor.dtype, tensor.device)
+            if tensor.ndim < 2:
+                return tensor
+            if tensor.ndim == 3 and len(tensor) == texts * heads and heads > 1:
+                own = tensor[text * heads : (text + 1) * heads]
+            elif len(tensor) == texts:
+                own = tensor[text : text + 1]
+            else:
+                return tensor
+            return own.repeat(copies, *[1] * (tensor.ndim - 1)) if copies > 1 else own
 
-    def of_one(tensor: Tensor) -> Tensor:
-        if isinstance(tensor, MaskTensor) or tensor.ndim < 2:
-            return tensor
-        if tensor.ndim == 3 and len(tensor) == texts * heads and heads > 1:
-            return tensor[text * heads : (text + 1) * heads]
-        return tensor if len(tensor) != texts else tensor[text : text + 1]
-
-    return with_tensors(given, of_one)
+        return with_tensors(given, of_one)

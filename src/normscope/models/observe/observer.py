@@ -1,206 +1,252 @@
-"""Runs a model and hands out its attention blocks, one layer at a time.
+"""Runs a model and hands out its attention blocks, one layer at a time, as `linear/blocks.py` recognises them.
 
-The observer uses five points: the attention function, which it replaces through transformers' registry; the output projection
-W_O; the block's norm, whose parameters it reads; the feed-forward network; and the hidden vectors, that is, the input of each
-layer and the output of the last. A block is handed out as soon as its output projection has run and released when the visitor
-returns, so memory grows with neither depth nor corpus. If feed-forward networks are visited, the network's block is handed out
-when the model leaves its layer, since families differ in what runs first, and the attention block is kept until then.
+A block is handed out as soon as it is known what carries on, and released when the visitor returns, so memory grows with
+neither depth nor corpus.
 """
 
 import contextlib
-import dataclasses
+import copy
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
-from normscope.linear.layers import LayerFollower
-from normscope.linear.rules import HeldFixed
-from normscope.models.blocks.block import BlockParameters
-from normscope.models.observe.attention_function import IMPLEMENTATION, active, attention_by, own_attention_by
-from normscope.models.observe.capture import LayerCapture
-from normscope.models.observe.forward_pass import (
-    FeedForwardVisitor,
-    ForwardPass,
-    HiddenVisitor,
-    NotFollowedError,
-    Replacement,
-    Targets,
-    Visitor,
-    Visitors,
-)
-from normscope.models.observe.identities import bound_with_norms, known_rests
-from normscope.models.observe.own_attention import OwnAttention, returns_weights
-from normscope.models.observe.skipped_layers import LayerOutput, skipped
-from normscope.models.observe.text_check import Check, PassCheck, TextCheck
-from normscope.models.observe.untouched_layers import compare_layers
-from normscope.models.sites.block_modules import BlockWeights, bind_blocks, takes_no_copy
-from normscope.models.sites.layer_hooks import layer_hooks
-from normscope.models.sites.layout import ModelLayout
-from normscope.models.sites.rotary import length_dependent_rotations, rotate_each_alone
+from normscope.linear.block_attention import block_attention
+from normscope.linear.block_output import BlockOutput, KnownWeights, block_output, norm_of_layer
+from normscope.linear.blocks import Block, BlockRecogniser, Trail, without
+from normscope.linear.layer_calls import LayerCall, LayerCalls
+from normscope.linear.layers import FollowedLayer, NotFollowedError
+from normscope.linear.projections import Projections
+from normscope.linear.provenance import Made, begin, made_of
+from normscope.linear.replaced_output import output_replaced
+from normscope.linear.whole_layers import WholeLayers
+from normscope.maths.attention import AttentionCall
+from normscope.maths.composition import NormPosition
+from normscope.maths.tensors import full_precision
+from normscope.models.blocks.block import AttentionBlock, BlockParameters, TokenSelector
+from normscope.models.facts import ModelFacts
+from normscope.models.observe.attention_function import IMPLEMENTATION, active, attention_by, unobserved
+from normscope.models.observe.cancelling import check_cancelled
+from normscope.models.observe.check import Check, Difference, PartsCheck, PassCheck
+from normscope.models.observe.feed_forward import FeedForwardBlock
+from normscope.models.observe.layer_rerun import LayerRerun
+from normscope.models.observe.rotations import length_dependent_rotations, rotate_each_alone
+from normscope.models.probes import after_encoder, random_batch
 from normscope.models.stored.model_code import StopForward, model_code
-from normscope.models.stored.stored_weights import execution_device
+from normscope.models.stored.stored_weights import is_offloaded
 from normscope.rounding import counted
 
+Visitor = Callable[[AttentionBlock], None]
+FeedForwardVisitor = Callable[[FeedForwardBlock], None]
+HiddenVisitor = Callable[[int, Tensor], None]
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Event:
-    """A hook that tells the observer's current pass what a module was given or has computed.
+_PROBE_LENGTH = 5
+"""Number of tokens of the text from which weights are read."""
 
-    Args:
-        take: Receives it: a method of the pass, or of what the pass captures of the current layer.
-        part: The pass's attribute with that; None for the pass itself.
-    """
 
-    observer: "Observer"
-    take: Callable[..., Any]
-    part: Literal["attention"] | None = None
+class Replacement(NamedTuple):
+    """New values for some dimensions of the residual stream."""
 
-    def __call__(self, *arguments: Any) -> Any:
-        receiver: Any = self.observer.current
-        if receiver is None or receiver.paused:
-            return None
-        if self.part is not None:
-            receiver = getattr(receiver, self.part)
-        return None if receiver is None else self.take(receiver, *arguments)
+    dimensions: Tensor
+    values: Tensor
+    tokens: TokenSelector | None = None
+    """Which tokens to change; None for all."""
+
+    def apply(self, vectors: Tensor, token_mask: Tensor) -> Tensor:
+        """A copy of the hidden vectors with the new values."""
+        changed = vectors.clone()
+        changed[..., self.dimensions] = self.values.to(vectors)
+        if self.tokens is None:
+            return changed
+        return torch.where(self.tokens(full_precision(vectors), token_mask).unsqueeze(-1), changed, vectors)
+
+
+class LayerOutput(NamedTuple):
+    """What one layer returned in an earlier pass over the same inputs."""
+
+    layer: int
+    """Counted from 1."""
+    output: Any
+    """A tensor, or a tuple or mapping that begins with the hidden vectors."""
 
 
 class Observer:
     """Calls a visitor with each attention block of a model.
 
-    Use it as a context manager: inside, the model runs our attention function; on exit, the model is restored.
+    Use it as a context manager; on exit, the model is as it was.
 
     Args:
         model: A base model in evaluation mode.
+        facts: What the model is.
         layers: Layers whose blocks are visited, from 1; None for all that have one.
         hidden: Layers whose hidden vectors are visited, from 0, the output of the embedding.
         feed_forward: Whether the feed-forward networks of `layers` are visited as well.
+        projections: Whether blocks know what their queries, keys and values are made of; see `BlockParameters.projections`.
 
     The forward pass ends after the last block or hidden vectors to be visited.
 
     Raises:
-        AttributeError: If the model lacks a module that the layout names.
         InputError: If `feed_forward` is set and a layer has no network that can be observed.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
-        layout: ModelLayout,
+        facts: ModelFacts,
         layers: Sequence[int] | None = None,
         hidden: Collection[int] = (),
         *,
         feed_forward: bool = False,
+        projections: bool = True,
     ) -> None:
-        self._model, self._layout = model, layout
-        self._layers = bind_blocks(model, layout)
-        wanted = frozenset(layout.attends if layers is None else layers)
+        self.model, self.facts = model, facts
+        self.wanted = frozenset(facts.attends if layers is None else layers)
+        self.hidden = frozenset(hidden)
+        self.followed = self.wanted if feed_forward else frozenset()
         if feed_forward:
-            _require_networks(layout, wanted)
-        modules = {modules.layer: modules for modules in self._layers if modules.layer in wanted}
-        self._targets = Targets(
-            layout=layout,
-            entries=layout.entries(model),
-            layers={modules.layer: modules for modules in self._layers},
-            wanted=wanted,
-            hidden=frozenset(hidden),
-            followed=wanted if feed_forward else frozenset(),
-            parameters=BlockWeights(modules, keep=takes_no_copy(model)),
-        )
-        self.hidden_norms = {
-            layer: layout.normalisation(norm, execution_device(model))
-            for layer, norm in layout.hidden_norms(model).items()
-        }
-        """Weights of the norms that output hidden vectors, by layer from 0."""
-        name = model.config.name_or_path or type(model).__name__
-        norms = [norm for block in self._layers for norm in (block.norm, block.attention_norm, block.output_norm)]
-        bound = bound_with_norms(model, layout, norms)
-        self.check = TextCheck(name, bound, model.dtype, layout, dict(self._targets.layers))
+            self._require_networks()
+        self.check = PartsCheck(model, facts)
         """Compares what is observed with what the model does, during the passes."""
-        self._returns_weights = returns_weights(model)
-        self._own = model.config._attn_implementation
-        """The attention that the untouched model runs."""
+        self.projects = projections
+        self._positions = {block.layer: block.norm_position for block in facts.blocks}
+        self._known = KnownWeights(keeps=not is_offloaded(model))
+        self._parameters = _Parameters(self)
+        self.compared: list[Difference] = []
+        """What the last pass has compared."""
         self._exit = contextlib.ExitStack()
-        self.current: ForwardPass | None = None
+        self.current: _Pass | None = None
         """The pass that is running."""
 
     @property
     def networks(self) -> bool:
         """Whether feed-forward networks are observed."""
-        return bool(self._targets.followed)
+        return bool(self.followed)
 
     @property
     def parameters(self) -> Mapping[int, BlockParameters]:
         """Weights of the blocks to visit, by layer."""
-        return self._targets.parameters
+        return self._parameters
+
+    def last_visit(self, *, networks: bool) -> tuple[int, int]:
+        """The last visit of a pass: its layer, and its place among the layer's visits, where hidden vectors come last."""
+        visits = {_ATTENTION: self.wanted, _FEED_FORWARD: self.followed if networks else (), _HIDDEN: self.hidden}
+        return max((layer, visit) for visit, layers in visits.items() for layer in layers)
+
+    def _require_networks(self) -> None:
+        for block in self.facts.blocks:
+            if block.layer in self.wanted and not block.networks:
+                does = "has no feed-forward network"
+                if block.networks is None:
+                    does = "does more than add what feed-forward networks give, each token's from that token alone"
+                raise InputError(
+                    f"model: layer {block.layer} of this {self.facts.family} {does}; leave out what needs such a network"
+                )
+
+    def position(self, layer: int | None, is_self: bool) -> NormPosition | None:
+        """The position of a layer's norm; None if it is unknown, or the attention is not that of the stack."""
+        if layer is None or is_self is self.facts.is_cross_attention:
+            return None
+        return self._positions.get(layer)
+
+    def _explain(self, inputs: Mapping[str, Tensor], replacements: Mapping[int, Replacement]) -> None:
+        """Run the model once more, to say which function keeps a layer from being followed.
+
+        Raises:
+            NotFollowedError: Always, if the model does the same again.
+        """
+        visitors = Visitors(lambda _block: None, None, lambda _layer: None)
+        self.current = running = _Pass(self, inputs, visitors, [], proves=False, explains=True)
+        running.replacements = replacements
+        running.run(self.model, inputs)
+
+    def find_parameters(self, layers: Collection[int]) -> dict[int, BlockParameters]:
+        """The weights of some blocks, by layer, from a pass over a short text."""
+        found: dict[int, BlockParameters] = {}
+
+        def visit(block: AttentionBlock) -> None:
+            if block.layer in layers:
+                found[block.layer] = block.parameters
+                _ = block.parameters.projections
+
+        observer = Observer(self.model, self.facts, sorted(layers))
+        observer._known = self._known
+        lengths = (_PROBE_LENGTH,)
+        inputs = random_batch(self.model, lengths, lengths if self.facts.reads_target else None)
+        with observer:
+            observer.run(inputs, visit, check=Check.NOTHING)
+        return found
+
+    def output_of(self, block: Block, texts: int) -> BlockOutput:
+        """What a block makes of what its heads return.
+
+        Args:
+            texts: Number of texts in the batch.
+        """
+        return block_output(block.trail, texts, self._known)
+
+    def block(
+        self, block: Block, token_mask: Tensor, key_mask: Tensor, known_large: bool | None
+    ) -> tuple[AttentionBlock, BlockOutput]:
+        """A block that has been recognised, with all that can be measured of it."""
+        output = self.output_of(block, len(token_mask))
+        attention = block_attention(block.trail, token_mask, key_mask, known_large)
+        heads = len(output.output_weight)
+        parameters = BlockParameters(
+            output_weight=output.output_weight,
+            output_bias=output.output_bias,
+            normalisation=output.normalisation,
+            norm_position=output.norm_position,
+            find_norm_factors=output.find_norm_factors,
+            find_projections=lambda: Projections(block.trail, len(token_mask), heads),
+        )
+        made = AttentionBlock(
+            layer=block.layer,
+            inputs=output.inputs,
+            value=attention.value,
+            alpha=attention.alpha,
+            attention_output=output.attention_output,
+            parameters=parameters,
+            gate=attention.gate,
+        )
+        return made, output
+
+    def by_text(self, trail: Trail, vectors: Tensor) -> Float[Tensor, "batch token model"]:
+        """Vectors with the axes of a block's, by text."""
+        return self._known.axes(trail).swapped(vectors)
+
+    def layer(self, block: AttentionBlock, output: BlockOutput, trail: Trail, whole: "WholeLayer") -> FeedForwardBlock:
+        """A whole layer that has been followed."""
+        axes, texts = self._known.axes(trail), len(block.token_mask)
+        rerun = None
+        if whole.call is not None:
+            rerun = LayerRerun(whole.call, texts, len(output.output_weight), axes, whole.keeps_texts, whole.replaced)
+        return FeedForwardBlock(
+            attention=block,
+            followed=whole.followed,
+            axes=axes,
+            find_output_norm=lambda: norm_of_layer(whole.followed, trail, texts, self._known),
+            rerun=rerun,
+        )
 
     def __enter__(self) -> "Observer":
-        # A second observer's hooks would interfere with the first's.
-        if any(isinstance(hook, _Event) for hook in self._layers[0].output._forward_hooks.values()):
-            raise RuntimeError("this model is already being observed")
         try:
-            self._change_model()
+            if isinstance(self.model, PreTrainedModel) and self.model._can_set_attn_implementation():
+                self._exit.enter_context(attention_by(self.model, IMPLEMENTATION))
+            for rotation in length_dependent_rotations(self.model):
+                handle = rotate_each_alone(rotation, lambda: None if self.current is None else self.current.token_mask)
+                self._exit.callback(handle.remove)
         except BaseException:  # even an interrupt leaves the model as it was
             self._exit.close()
             raise
         return self
 
-    def _change_model(self) -> None:
-        if self._layout.registry:
-            self._exit.enter_context(attention_by(self._model, IMPLEMENTATION))
-        else:
-            # The fused attention of these models returns no weights or (Falcon) weights that include later keys.
-            self._exit.enter_context(own_attention_by(self._model, "eager"))
-        self.check.rest = known_rests(self._model, self._layout)
-        for handle in self._hooks():
-            self._exit.callback(handle.remove)
-
     def __exit__(self, *exception: object) -> None:
         self._exit.close()
-
-    def _hooks(self) -> Iterator[RemovableHandle]:
-        for rotation in length_dependent_rotations(self._model):
-            yield rotate_each_alone(rotation, lambda: None if self.current is None else self.current.token_mask)
-        yield from layer_hooks(
-            self._model, self._layout, _Event(self, ForwardPass.enter), _Event(self, ForwardPass.leave)
-        )
-        yield from self._hooks_of_check()
-        attention = functools.partial(_Event, self, part="attention")
-        # Layers that share modules also share hooks; the order of the calls tells which layer is running.
-        for modules in {id(modules.entry): modules for modules in self._layers}.values():
-            if modules.bottleneck is not None:
-                yield modules.bottleneck.register_forward_hook(attention(LayerCapture.take_bottleneck))
-            elif modules.carried is not None:
-                yield modules.carried.register_forward_pre_hook(attention(LayerCapture.take_residual), with_kwargs=True)
-            if modules.reads_attention_inputs is not None:
-                yield modules.reads_attention_inputs.register_forward_pre_hook(
-                    attention(LayerCapture.take_attention_inputs), with_kwargs=True
-                )
-            yield modules.output.register_forward_hook(_Event(self, ForwardPass.take_attention_output))
-            if modules.heads.gate is not None:
-                yield modules.heads.gate.register_forward_hook(attention(LayerCapture.take_gate))
-            if modules.heads.key_norm is not None:
-                yield modules.heads.key_norm.register_forward_pre_hook(
-                    attention(LayerCapture.take_unnormed_key), with_kwargs=True
-                )
-            if not self._layout.registry:
-                yield modules.attention.register_forward_pre_hook(attention(LayerCapture.begin_own_attention))
-                if modules.reads_query_inputs is not None:
-                    yield modules.reads_query_inputs.register_forward_pre_hook(
-                        attention(LayerCapture.take_query_inputs), with_kwargs=True
-                    )
-
-    def _hooks_of_check(self) -> Iterator[RemovableHandle]:
-        read, written = self.check.watched()
-        for module in read:
-            yield module.register_forward_pre_hook(_Event(self, ForwardPass.read), with_kwargs=True)
-        for module in written:
-            yield module.register_forward_hook(_Event(self, ForwardPass.wrote))
 
     def run(
         self,
@@ -215,6 +261,7 @@ class Observer:
         outputs: dict[int, Any] | None = None,
         after: LayerOutput | None = None,
         check: Check = Check.SOME,
+        proves: bool = False,
     ) -> Any:
         """Run one forward pass and call `visit` with its blocks, in order.
 
@@ -225,8 +272,7 @@ class Observer:
             visit_feed_forward: Called with the block of each feed-forward network when the model leaves its layer, if the
                 observer was made with `feed_forward`. The block holds the attention block of the same layer.
             on_host: The inputs in CPU memory. With them, the host knows what is padding without waiting for the device.
-            replacements: New values for some dimensions of a layer's input, by layer; the block and the residual connection
-                both read them.
+            replacements: New values for some dimensions of what a layer's block and residual connection read, by layer.
             whole: A model that contains the observed one; it is run instead, to its end.
             outputs: Receives what each of its layers returns, as `after` takes it. A value stays None if no pass can begin
                 after the layer, because no module runs it or because layers leave more for later ones than what they return.
@@ -234,6 +280,8 @@ class Observer:
                 before it do not run again, and their blocks are not visited.
             check: How much of what is observed is compared with what the model does. Differences are found after blocks have
                 been visited.
+            proves: Whether it is shown that one token's vectors reach no other token between attention and the residual
+                connection.
 
         Returns:
             The output of `whole`; None without it.
@@ -241,90 +289,299 @@ class Observer:
         Raises:
             InputError: If what is observed is not what the model does with these inputs.
         """
-        forward = self._begin(inputs, Visitors(visit, visit_hidden, visit_feed_forward))
-        forward.masks_on_host = [mask for name, mask in (on_host or {}).items() if name.endswith("attention_mask")]
-        forward.replacements, forward.whole = replacements or {}, whole is not None
-        forward.outputs = outputs if self._layout.stream.in_modules else None
-        ids = inputs["decoder_input_ids" if self._layout.reads_target else "input_ids"]
-        forward.check = self.check.begin(check, forward.token_mask, on_host, ids)
-        # Some attention modules have a softmax only if they are asked for their weights.
-        weights = {} if self._layout.registry or not self._returns_weights else {"output_attentions": True}
-        with contextlib.nullcontext() if after is None else self._skipped(after):
-            try:
-                output = self._forward(forward, self._model if whole is None else whole, {**inputs, **weights})
-            except NotFollowedError:
-                self._explain(forward, {**inputs, **weights})
-                raise
-        self._require_all_shown(forward, 1 if after is None else after.layer + 1)
-        if forward.check is not None:
-            self.check.require(forward.check.compared, forward.check.scores)
-            if check is Check.TEXTS and not forward.replacements and after is None:
-                self._compare_untouched(inputs, forward.check)
+        given = [mask for name, mask in (on_host or {}).items() if name.endswith("attention_mask")]
+        running = _Pass(self, inputs, Visitors(visit, visit_hidden, visit_feed_forward), given, proves=proves)
+        if replacements:
+            self.facts.require_starts("replaced")
+        running.replacements, running.to_the_end = replacements or {}, whole is not None
+        running.outputs, running.after = outputs, after
+        running.checked = self.check.begin(check, running.token_mask)
+        self.current = running
+        try:
+            output = running.run(self.model if whole is None else whole, inputs)
+        except NotFollowedError:
+            self._explain(inputs, replacements or {})
+            raise
+        finally:
+            self.current = None
+        self._finish(running)
         return output
 
-    def _explain(self, failed: ForwardPass, inputs: Mapping[str, Any]) -> None:
-        """Run the model once more, to say which function keeps a layer from being followed.
-
-        Raises:
-            NotFollowedError: Always, if the model does the same again.
-        """
-        forward = self._begin(inputs, Visitors(lambda _block: None, None, lambda _block: None))
-        forward.replacements, forward.explains = failed.replacements, True
-        self._forward(forward, self._model, inputs)
-
-    def _require_all_shown(self, forward: ForwardPass, first: int) -> None:
-        """Check that every wanted layer has been visited, from the first that ran."""
-        missing = {layer for layer in self._targets.wanted if layer >= first} - forward.shown
+    def _finish(self, running: "_Pass") -> None:
+        """Check that every block was visited, and is what the model does."""
+        first = 1 if running.after is None else running.after.layer + 1
+        missing = {layer for layer in self.wanted if layer >= first} - running.shown
         if missing:
             raise InputError(
                 f"the attention of {counted(len(missing), 'layer')} ({', '.join(map(str, sorted(missing)))}) cannot be "
-                "observed: the forward pass skips its modules or calls others; pass a model whose modules are unchanged"
+                "observed: this pass does not run it, or bends what carries on; pass a model whose modules are unchanged"
             )
+        self.compared = [] if running.checked is None else running.checked.compared
+        if running.checked is not None:
+            running.checked.require()
 
-    def _compare_untouched(self, inputs: Mapping[str, Tensor], check: PassCheck) -> None:
-        """Compare the layers of a pass with those of the untouched model."""
-        done = len(check.compared)
-        # Hooks of the observer stay, and do nothing outside a pass.
-        registry = self._layout.registry
-        with contextlib.nullcontext() if registry else own_attention_by(self._model, self._own):
-            compare_layers(self._model, self._layout, inputs, check, self._targets.layers)
-        self.check.require(check.compared[done:], check.scores)
 
-    def _skipped(self, after: LayerOutput) -> contextlib.AbstractContextManager[None]:
-        def running() -> int:
-            assert self.current is not None
-            return self.current.passed
+class _Parameters(Mapping[int, BlockParameters]):
+    """Weights of the blocks to visit, by layer, found by a short pass when they are asked for.
 
-        return skipped(self._targets.entries, after, running, copied=self._layout.stream.changes_in_place)
+    They are kept if that takes no memory of its own, since reading them copies nothing: all of them together would otherwise
+    take more memory than the model.
+    """
 
-    def _begin(self, inputs: Mapping[str, Tensor], visitors: Visitors) -> ForwardPass:
-        token_mask = inputs["decoder_attention_mask" if self._layout.reads_target else "attention_mask"].bool()
-        key_mask = inputs["attention_mask"].bool() if self._layout.is_cross_attention else token_mask
-        return ForwardPass(self._targets, visitors, token_mask, key_mask)
+    def __init__(self, observer: Observer) -> None:
+        self._observer, self._found = observer, dict[int, BlockParameters]()
 
-    def _forward(self, forward: ForwardPass, module: nn.Module, inputs: Mapping[str, Any]) -> Any:
-        """Run a module in a forward pass; None if the pass ends before the module does."""
-        token, self.current = active.set(forward), forward
-        own = contextlib.nullcontext() if self._layout.registry else OwnAttention(forward)
-        followed: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if forward.visitors.feed_forward is not None and self._targets.followed:
-            forward.follower = LayerFollower()
-            mode = HeldFixed(self._model, carries=True, added=forward.follower.add, wide=True)
-            mode.explains, followed = forward.explains, mode
-        try:
-            with torch.inference_mode(), own, model_code(module), followed:
-                return module(**inputs)
-        except StopForward:
+    def __getitem__(self, layer: int) -> BlockParameters:
+        if layer not in self._found:
+            if layer not in self._observer.wanted:
+                raise KeyError(layer)
+            model = self._observer.model
+            keeps = model.dtype in (torch.float32, torch.float64) and not is_offloaded(model)
+            self._found = self._observer.find_parameters(self._observer.wanted if keeps else {layer})
+        return self._found[layer]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._observer.wanted))
+
+    def __len__(self) -> int:
+        return len(self._observer.wanted)
+
+
+class Visitors(NamedTuple):
+    """The functions that are called on each visit."""
+
+    attention: Visitor
+    hidden: HiddenVisitor | None = None
+    feed_forward: FeedForwardVisitor | None = None
+
+
+_ATTENTION, _FEED_FORWARD, _HIDDEN = range(3)
+"""The order of the visits to one layer."""
+
+
+class WholeLayer(NamedTuple):
+    """A layer that has been followed, and how to run it again."""
+
+    followed: FollowedLayer
+    call: LayerCall | None
+    """None if no module runs it."""
+    keeps_texts: bool
+    replaced: Callable[[Callable[[Tensor], Tensor]], contextlib.AbstractContextManager[None]]
+
+
+class _Pass:
+    """A forward pass: what has been visited, and what is still to come."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        inputs: Mapping[str, Tensor],
+        visitors: Visitors,
+        masks_on_host: Sequence[Tensor],
+        *,
+        proves: bool,
+        explains: bool = False,
+    ) -> None:
+        facts = observer.facts
+        self._observer, self._visitors, self.masks_on_host = observer, visitors, masks_on_host
+        self.token_mask = inputs["decoder_attention_mask" if facts.reads_target else "attention_mask"].bool()
+        self.key_mask = inputs["attention_mask"].bool() if facts.is_cross_attention else self.token_mask
+        self.replacements: Mapping[int, Replacement] = {}
+        self.outputs: dict[int, Any] | None = None
+        self.after: LayerOutput | None = None
+        self.to_the_end = False
+        """Whether the pass goes on after everything has been visited."""
+        self.checked: PassCheck | None = None
+        self.shown: set[int] = set()
+        """Layers whose attention blocks have been visited."""
+        self._entered = 0
+        """The last layer that has begun."""
+        self._left: Made | None = None
+        """How what the last layer has returned was made."""
+        self._trail: Trail | None = None
+        """The last block, if no module runs layers."""
+        self._block: tuple[AttentionBlock, BlockOutput, Trail] | None = None
+        """The last block that was visited, if its layer is followed."""
+        texts, follows = len(self.token_mask), visitors.feed_forward is not None and bool(observer.followed)
+        self._layers = WholeLayers(self._show_layer, observer.followed) if follows else None
+        self._recogniser = BlockRecogniser(
+            observer.model,
+            texts,
+            self._show,
+            lambda: self._calls.number,
+            proves=proves,
+            layers=self._layers,
+            masks_on_host=masks_on_host,
+            positions=observer.position,
+            projects=observer.projects,
+        )
+        self._recogniser.explains = explains
+        self._calls = LayerCalls(
+            observer.model,
+            texts,
+            self._enter,
+            self._leave,
+            begin=self._recogniser.begin_layer,
+            end=self._recogniser.end_layer,
+            run=self._run_layer,
+            places=facts.places,
+        )
+        self._end = observer.last_visit(networks=follows)
+
+    def run(self, model: nn.Module, inputs: Mapping[str, Any]) -> Any:
+        """Run a model; None if the pass ends before the model does."""
+        with torch.inference_mode(), model_code(model):
+            if self._observer.facts.reads_target:
+                with unobserved(self.masks_on_host):
+                    inputs = after_encoder(model, inputs)
+            token = active.set(self)
+            try:
+                with self._calls, self._recogniser:
+                    output = model(**inputs)
+                    self._show_last(output)
+                    return output
+            except StopForward:
+                return None
+            finally:
+                active.reset(token)
+
+    def attend(self, module: nn.Module, call: AttentionCall) -> Tensor | None:
+        """The attention of a module that calls transformers' function."""
+        return self._recogniser.attend(module, call)
+
+    # Layers.
+
+    def _enter(self, layer: int, vectors: Tensor) -> Tensor | None:
+        check_cancelled()
+        if layer <= self._entered:  # another list of parts of layers
             return None
-        finally:
-            active.reset(token)
-            self.current = None
+        self._entered = layer
+        if self._observer.facts.in_modules:
+            self._require_passed_on(layer, made_of(vectors))
+            self._show_hidden(layer - 1, vectors)
+        replaced = self.replacements.get(layer)
+        if replaced is None:
+            return None
+        if not self._observer.facts.in_modules:
+            self._recogniser.settle(vectors)
+        with without(self._recogniser):
+            new = replaced.apply(vectors, self.token_mask)
+        return begin(new)
+
+    def _run_layer(self, number: int, call: LayerCall, run: Callable[[], Any]) -> Any:
+        if self.outputs is not None and _shares_state(call):
+            self.outputs.update(dict.fromkeys(self.outputs))
+            self.outputs = None
+        if self.after is not None and number <= self.after.layer:
+            return _copied(self.after.output)
+        output = run()
+        if self.outputs is not None and number in self.outputs and self._observer.facts.in_modules:
+            self.outputs[number] = _copied(output)
+        return output
+
+    def _leave(self, layer: int, vectors: Tensor) -> None:
+        self._left = made_of(vectors)
+        if layer == self._observer.facts.layers and self._observer.facts.in_modules:
+            self._show_hidden(layer, vectors)
+
+    def _require_passed_on(self, layer: int, entered: Made | None) -> None:
+        """Check that a layer reads what the one before it has returned, or a multiple, if it did when the model was read."""
+        facts, left = self._observer.facts, self._left
+        if self.checked is None or left is None or entered is None or facts.writes_between:
+            return
+        if entered.unscaled() is left.unscaled():
+            return
+        raise InputError(
+            f"{facts.family} cannot be observed exactly on these texts: layer {layer} does not read what layer {layer - 1} "
+            "returns, as it does on others"
+        )
+
+    def _show_last(self, output: Any) -> None:
+        """Visit what leaves the last layer, if no module runs that: the model's output."""
+        facts, last = self._observer.facts, self._recogniser.last
+        if not facts.in_modules:
+            vectors = output[0] if last is None or facts.norm_positions == ("post",) else last
+            self._recogniser.settle(vectors)
+            if vectors is not output[0] and self._trail is not None:
+                vectors = self._observer.by_text(self._trail, vectors)
+            self._show_hidden(facts.layers, vectors)
+
+    # Visits.
+
+    def _show(self, block: Block) -> None:
+        """Visit a block."""
+        facts = self._observer.facts
+        if facts.stack is not None and facts.stack != "encoder" and block.is_self is facts.is_cross_attention:
+            return
+        if not facts.in_modules:
+            self._trail = block.trail
+            assert block.trail.inputs is not None
+            self._show_hidden(block.layer - 1, self._observer.by_text(block.trail, block.trail.inputs))
+        if block.layer not in self._observer.wanted:
+            return
+        with without(self._recogniser):  # our own computation is not a part of the model
+            large = None if self.checked is None else self.checked.known_large(block.layer)
+            made, output = self._observer.block(block, self.token_mask, self.key_mask, large)
+            if self.checked is not None:
+                self.checked.add(made, self._carried(block))
+            if self._layers is not None:
+                self._block = made, output, block.trail
+            self._visitors.attention(made)
+        self.shown.add(block.layer)
+        self._stop_after((block.layer, _ATTENTION))
+
+    def _carried(self, block: Block) -> Tensor | None:
+        """What carries on from a block, by text, if nothing else is in it."""
+        trail = block.trail
+        if trail.carried is None or trail.beside:
+            return None
+        assert trail.inputs is not None
+        carried = trail.carried.reshape(trail.inputs.shape)  # OPT's tokens of all texts share an axis from the sum on
+        return full_precision(self._observer.by_text(trail, carried))
+
+    def _show_layer(self, _number: int | None, followed: FollowedLayer) -> None:
+        """Visit a whole layer."""
+        assert self._block is not None
+        assert self._layers is not None
+        assert self._visitors.feed_forward is not None
+        block, output, trail = self._block
+        with without(self._recogniser):
+            call = self._calls.call if self._observer.facts.in_modules else None
+            replaced = functools.partial(output_replaced, self._calls, self._layers.output)
+            whole = WholeLayer(followed, call, self._layers.keeps_texts, replaced)
+            layer = self._observer.layer(block, output, trail, whole)
+            if self.checked is not None and self.checked.sees(block.layer):
+                self.checked.add_layer(block.layer, layer.error())
+            self._visitors.feed_forward(layer)
+        self._block = None
+        self._stop_after((block.layer, _FEED_FORWARD))
+
+    def _show_hidden(self, layer: int, vectors: Tensor) -> None:
+        if layer in self._observer.hidden and self._visitors.hidden is not None:
+            with without(self._recogniser):
+                self._visitors.hidden(layer, full_precision(vectors))
+        self._stop_after((layer, _HIDDEN))
+
+    def _stop_after(self, visited: tuple[int, int]) -> None:
+        if visited != self._end:
+            return
+        if not self.to_the_end:
+            raise StopForward
+        self._recogniser.rest()
 
 
-def _require_networks(layout: ModelLayout, layers: Collection[int]) -> None:
-    """Check that layers have feed-forward networks."""
-    for site in layout.sites:
-        if site.layer in layers and not site.has_network:
-            raise InputError(
-                f"model: layer {site.layer} of this {layout.family} has no feed-forward network; leave out what needs one"
-            )
+def _copied(output: Any) -> Any:
+    """What a layer returned, with a copy of the hidden vectors, which a model may change in place."""
+    if isinstance(output, Tensor):
+        return begin(output.clone())
+    if isinstance(output, Mapping):
+        made: Any = copy.copy(output)
+        first = next(iter(output))
+        made[first] = begin(output[first].clone())
+        return made
+    return begin(output[0].clone()), *output[1:]
+
+
+def _shares_state(call: LayerCall) -> bool:
+    """Whether a layer is given an object in which it may leave something for later layers, keys and values for example."""
+    return any(isinstance(value, dict | list) for value in (*call.args, *call.kwargs.values()))

@@ -1,1 +1,1 @@
-"""Proves at load that the observed values are the model's own."""
+"""Proves at load that what is observed is what the untouched model does."""

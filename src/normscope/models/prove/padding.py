@@ -6,9 +6,8 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.data.token_sequence import Batching
 from normscope.models.blocks.block import full_precision
-from normscope.models.observe.identities import BOUNDS, relative_error
-from normscope.models.sites.layout import embeddings_of
-from normscope.models.sites.positions import padding_of
+from normscope.models.observe.check import BOUNDS, relative_error
+from normscope.models.probes import embeddings_of, padding_of
 from normscope.models.stored.model_code import model_code
 from normscope.models.stored.stored_weights import execution_device
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ _MOST_LAYERS = 10_000
 # Modules are built one by one, so many in half a minute. Large mixtures of experts have 100,000.
 _MOST_MODULES = 200_000
 _TOO_MANY = f"expected a config of at most {_MOST_MODULES:,} modules, got more"
-# The widest published models have some 20,000 dimensions. A layer is inferred dimension by dimension.
+# The widest published models have some 20,000 dimensions.
 _LARGEST = 1_000_000
 
 
@@ -65,7 +66,7 @@ def check_config_file(folder: Path, name: str) -> None:
     Configs make a name for every label, and many an entry for every layer.
 
     Raises:
-        InputError: If it cannot be read, or has too many labels or layers.
+        InputError: If it cannot be read, has too many labels or layers, or a negative ε.
     """
     path = folder / "config.json"
     try:
@@ -81,6 +82,16 @@ def check_config_file(folder: Path, name: str) -> None:
                 raise InputError(
                     f"model.name={name}: its config.json cannot be used: expected from 0 to {most:,} for {key}, got "
                     f"{shown(number)}"
+                )
+        for key, number in place.items():
+            if (
+                f"_{key}".endswith(("_eps", "_epsilon"))
+                and isinstance(number, int | float)
+                and not 0 <= number < math.inf
+            ):
+                raise InputError(
+                    f"model.name={name}: its config.json cannot be used: expected a finite {printable(key, 60)} of at least 0, "
+                    f"got {shown(number)}"
                 )
 
 

@@ -10,10 +10,9 @@ from torch import nn
 from normscope.errors import InputError, one_line
 
 _PASSING = (
-    "normscope.models.infer.trace",
-    "normscope.models.load.plain_operations",
+    "normscope.linear.blocks",
+    "normscope.linear.layer_calls",
     "normscope.models.observe.attention_function",
-    "normscope.models.observe.own_attention",
 )
 """Modules of ours through which the operations of a model pass. What they raise is due to what the model passes to them."""
 

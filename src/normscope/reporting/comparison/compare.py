@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.errors import InputError, one_line
-from normscope.reporting.comparison import significance, swept, training
+from normscope.reporting.comparison import along, significance, swept
 from normscope.reporting.comparison.identity import identities, is_random
 from normscope.reporting.comparison.page import addresses, comparison_page
 from normscope.reporting.comparison.run_comparison import RunComparison
@@ -66,8 +66,8 @@ def compared(
         sequence_tests=significance.over_sequences(_sequences_by_group(results, names, groups), groups[place]),
         heatmaps=_heatmaps(results, names, groups),
         repeated=_repeated(completed, names),
-        training=training.over_training(trainings),
-        crossings=training.crossings(trainings, thresholds),
+        training=along.over_training(trainings),
+        crossings=along.crossings(trainings, thresholds),
         baseline=names[place],
         baseline_group=groups[place],
         folders=list(runs),

@@ -2,10 +2,10 @@
 
 import pandas as pd
 
+from normscope.reporting.comparison.along import stories
 from normscope.reporting.comparison.effects import effect, of_shares
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import is_extreme
-from normscope.reporting.comparison.story import stories
 from normscope.reporting.comparison.verdict import as_written, significant, verdict
 from normscope.reporting.terminal import show_sentence, show_table
 from normscope.results.findings import Summary

@@ -12,14 +12,12 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup, escape
 
-from normscope.reporting.comparison.curve_figures import by_layer, over_steps
+from normscope.reporting.comparison.along import by_layer, maps_over_steps, over_steps, stories
 from normscope.reporting.comparison.effects import of_shares
 from normscope.reporting.comparison.map_figures import as_numbers, maps_of_groups, merged_maps
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
-from normscope.reporting.comparison.story import stories
 from normscope.reporting.comparison.swept import short_keys
-from normscope.reporting.comparison.training_figures import maps_over_steps
 from normscope.reporting.comparison.verdict import verdict
 from normscope.reporting.page.elements import table, table_data
 from normscope.reporting.page.sections import LONGEST_COMPARED, Folded, Measure, Section, render

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
+from normscope.reporting.comparison.along import standstill, stories
 from normscope.reporting.comparison.effects import COUNTS, effect
 from normscope.reporting.comparison.places import CELL, ROUNDING, cell_in_words, common, furthest, in_words, relative
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
-from normscope.reporting.comparison.story import standstill, stories
 from normscope.results.declare import is_percentage
 from normscope.results.measures import has_curve, leading, metric_title, panel_of, title
 from normscope.rounding import begun, counted, differ, enumeration, number, percentage, shares_differ

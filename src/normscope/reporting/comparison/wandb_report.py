@@ -1,6 +1,6 @@
 """Weights & Biases report on a group of runs: the verdict, and the curves, metrics, figures and tables of each analysis.
 
-Run folders supply the names of metrics, tables and figures. Publishing needs `wandb login`, runs that are online or synced, and
+Run folders supply the names of metrics, tables and figures. Uploading needs `wandb login`, runs that are online or synced, and
 `pip install wandb-workspaces`.
 """
 
@@ -21,22 +21,22 @@ _WIDTH, _HEIGHT = 12, 8
 """Size of a panel; the grid is 24 wide."""
 
 
-def published(entity: str, project: str, group: str, runs: Mapping[Path, Result], sentences: Sequence[str]) -> str:
-    """Publish the report as a draft, and return its address; see `report`.
+def uploaded(entity: str, project: str, group: str, runs: Mapping[Path, Result], sentences: Sequence[str]) -> str:
+    """Upload the report as a draft, and return its address; see `report`.
 
     Raises:
-        InputError: If the report cannot be published.
+        InputError: If the report cannot be uploaded.
     """
     built = report(entity, project, group, runs, sentences)
     try:
         built.save(draft=True)
     except Exception as error:  # the client raises many kinds of error without a login or a network
-        raise InputError(f"the report could not be published: {one_line(error)}; run `wandb login`") from error
+        raise InputError(f"the report could not be uploaded: {one_line(error)}; run `wandb login`") from error
     return str(built.url)
 
 
 def report(entity: str, project: str, group: str, runs: Mapping[Path, Result], sentences: Sequence[str]) -> Any:
-    """The report, not yet published: a `wandb_workspaces.reports.v2.Report`.
+    """The report, not yet uploaded: a `wandb_workspaces.reports.v2.Report`.
 
     Args:
         entity: User or team.

@@ -172,14 +172,14 @@ def _cell(value: Any, numeric: bool) -> str:
 
 def readable(name: str, rows: pd.DataFrame) -> pd.DataFrame:
     """A table with what people read for the codes in its cells. Parts of the corpus's texts stay as they are."""
-    owners = (info for info in analyses().values() if name.removeprefix(f"{info.name}_") in info.published.tables)
+    owners = (info for info in analyses().values() if name.removeprefix(f"{info.name}_") in info.declared.tables)
     info = next((info for info in owners if name.startswith(f"{info.name}_")), None)
     if info is None:
         return rows
-    kinds = info.published.tables[name.removeprefix(f"{info.name}_")].kinds
-    coded = [column for column in map(str, rows) if kinds.get(column) == "text" and info.published.axis(column)]
+    kinds = info.declared.tables[name.removeprefix(f"{info.name}_")].kinds
+    coded = [column for column in map(str, rows) if kinds.get(column) == "text" and info.declared.axis(column)]
     words = {
-        column: {value: info.published.title(column, str(value)) for value in rows[column].unique()} for column in coded
+        column: {value: info.declared.title(column, str(value)) for value in rows[column].unique()} for column in coded
     }
     return rows.assign(**{column: rows[column].map(titles) for column, titles in words.items()})
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from markupsafe import Markup
 
-from normscope.reporting.page.elements import environment, table
+from normscope.reporting.page.elements import environment
 from normscope.reporting.page.sections import Section, render
 from normscope.results.figures import TextPair, are_ranked
 from normscope.results.maps import MEASURES, SIGNED_MEASURES, TARGET_MEASURES, TokenMap
+from normscope.rounding import counted
 
 _NEGATIVE = 1 << 15
 """The bit of a code that stands for a minus sign."""
@@ -22,7 +22,7 @@ _KNEE = 1000
 """Where the explorer's codes change from equal steps to equal ratios."""
 
 
-def payload(sentences: Sequence[TokenMap], measure: str = "", *, alone: bool = False) -> dict[str, Any]:
+def payload(token_maps: Sequence[TokenMap], measure: str = "", *, alone: bool = False) -> dict[str, Any]:
     """The JSON content that the explorer's script reads.
 
     Args:
@@ -31,35 +31,35 @@ def payload(sentences: Sequence[TokenMap], measure: str = "", *, alone: bool = F
             have both.
     """
     return {
-        "measure": measure if measure in sentences[0].maps else "attn_n",
-        "start": None if alone else _where_norms_differ(sentences),
-        "sentences": [packed(sentence) for sentence in sentences],
+        "measure": measure if measure in token_maps[0].maps else "attn_n",
+        "start": None if alone else _where_norms_differ(token_maps),
+        "sentences": [packed(token_map) for token_map in token_maps],
         **about_measures(),
     }
 
 
-def _where_norms_differ(sentences: Sequence[TokenMap]) -> dict[str, Any] | None:
+def _where_norms_differ(token_maps: Sequence[TokenMap]) -> dict[str, Any] | None:
     """The state in which α is beside the ‖αf(x)‖ that differs most from it, of one head, or of a layer without single heads.
 
     Both are shares of a row; the difference is the total variation distance, averaged over rows. The text is the shortest one:
     two maps of it are seen whole.
     """
-    number = min(range(len(sentences)), key=lambda at: len(sentences[at].queries))
-    weights, norms = (_by_head(sentences[number], measure) for measure in ("attn_w", "attn_n"))
+    number = min(range(len(token_maps)), key=lambda at: len(token_maps[at].queries))
+    weights, norms = (_by_head(token_maps[number], measure) for measure in ("attn_w", "attn_n"))
     if weights is None or norms is None:
         return None
     shares = [values / np.maximum(values.sum(axis=-1, keepdims=True), 1e-30) for values in (weights, norms)]
     distances = np.abs(shares[0] - shares[1]).sum(axis=-1).mean(axis=-1) / 2
     layer, head = np.unravel_index(int(distances.argmax()), distances.shape)
-    place = {"sentence": number, "layer": int(layer), "head": int(head) + 1 if sentences[number].heads else 0}
+    place = {"sentence": number, "layer": int(layer), "head": int(head) + 1 if token_maps[number].heads else 0}
     return {**place, "beside": "attn_w", "measure": "attn_n", "scale": "map"}
 
 
-def _by_head(sentence: TokenMap, measure: str) -> np.ndarray | None:
+def _by_head(token_map: TokenMap, measure: str) -> np.ndarray | None:
     """Maps by layer and head; without single heads, those of the block as the only head; None if there are none."""
-    if sentence.heads:
-        return sentence.of_heads(measure)
-    return sentence.maps[measure][:, None] if measure in sentence.maps else None
+    if token_map.heads:
+        return token_map.of_heads(measure)
+    return token_map.maps[measure][:, None] if measure in token_map.maps else None
 
 
 def about_measures() -> dict[str, Any]:
@@ -70,22 +70,22 @@ def about_measures() -> dict[str, Any]:
     }
 
 
-def packed(sentence: TokenMap) -> dict[str, Any]:
+def packed(token_map: TokenMap) -> dict[str, Any]:
     """Values as codes relative to the largest in their layer; see `scaled`."""
     return {
-        "title": sentence.title,
-        "queries": sentence.queries,
-        "keys": sentence.keys,
-        "is_cross_attention": sentence.is_cross_attention,
-        "of_targets": sentence.of_targets,
-        "layers": sentence.layers,
-        "heads": sentence.heads,
-        "query_words": sentence.query_words,
-        "key_words": sentence.key_words,
-        "tree": None if sentence.tree is None else dataclasses.asdict(sentence.tree),
-        "maps": {name: scaled(values) for name, values in sentence.maps.items()},
-        "head_maps": {name: scaled(values) for name, values in sentence.head_maps.items()},
-        "norms": None if sentence.norms is None else scaled(sentence.norms),
+        "title": token_map.title,
+        "queries": token_map.queries,
+        "keys": token_map.keys,
+        "is_cross_attention": token_map.is_cross_attention,
+        "of_targets": token_map.of_targets,
+        "layers": token_map.layers,
+        "heads": token_map.heads,
+        "query_words": token_map.query_words,
+        "key_words": token_map.key_words,
+        "tree": None if token_map.tree is None else dataclasses.asdict(token_map.tree),
+        "maps": {name: scaled(values) for name, values in token_map.maps.items()},
+        "head_maps": {name: scaled(values) for name, values in token_map.head_maps.items()},
+        "norms": None if token_map.norms is None else scaled(token_map.norms),
     }
 
 
@@ -133,6 +133,45 @@ def pairs_payload(pairs: Iterable[TextPair]) -> list[dict[str, Any]]:
     ]
 
 
+_LARGEST = 1_500_000
+"""Values of token maps on a page that also shows other things, about 3 MB."""
+
+
+def within_limit(maps: Sequence[TokenMap]) -> tuple[list[TokenMap], list[str]]:
+    """Maps that fit on a page, and what they leave out: single heads, the last queries, and further texts."""
+    shown: list[TokenMap] = []
+    notes: list[str] = []
+    remaining = _LARGEST
+    for place, each in enumerate(maps, start=1):
+        smaller = each if each.values <= remaining else dataclasses.replace(each, head_maps={}, norms=None)
+        count = len(each.queries)
+        kept = count if smaller.values <= remaining else remaining * count // smaller.values
+        if not kept:
+            notes.append(f"{counted(len(maps) - len(shown), 'text does', 'texts do')} not fit on the page.")
+            break
+        if smaller.heads < each.heads:
+            notes.append(f"Text {place} is shown without individual heads.")
+        if kept < count:
+            notes.append(f"Only the first {kept:,} of {count:,} queries of text {place} fit on the page.")
+            smaller = _first_queries(smaller, kept)
+        remaining -= smaller.values
+        shown.append(smaller)
+    return shown, notes
+
+
+def _first_queries(of: TokenMap, count: int) -> TokenMap:
+    """A map of the first queries alone."""
+    words = None if of.query_words is None else of.query_words[:count]
+    return dataclasses.replace(
+        of,
+        queries=of.queries[:count],
+        query_places=of.query_places[:count],
+        query_words=words,
+        maps={name: values[:, :count] for name, values in of.maps.items()},
+        head_maps={name: values[:, :, :count] for name, values in of.head_maps.items()},
+    )
+
+
 def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
     """The section of a page with the explorer, whose data is `payload(maps)`.
 
@@ -156,31 +195,6 @@ def explorer_page(maps: Sequence[TokenMap]) -> str:
 
 def _title(of: TokenMap) -> str:
     return f"{'Attribution' if of.of_targets else f'{of.unit.capitalize()} maps'}: {of.title}"
-
-
-def attention_page(
-    *,
-    title: str,
-    what: str,
-    strongest: Sequence[tuple[str, pd.DataFrame]],
-    token_map: TokenMap,
-    note: str,
-) -> str:
-    """What some tokens or regions of a text receive from others, as self-contained HTML.
-
-    Args:
-        title: The model and the text.
-        what: What is measured, and what means are taken over.
-        strongest: Some queries, each with its strongest keys.
-        token_map: The requested map.
-        note: What is left out of the page; may be empty.
-    """
-    lists = [
-        Section(f"query-{number}", f"What {query} receives", content=table(keys, f"The strongest keys of {query}"))
-        for number, (query, keys) in enumerate(strongest, start=1)
-    ]
-    explorer = explorer_section([token_map], f"{what} {note}")
-    return render(title, [explorer, *lists], explorer=payload([token_map], next(iter(token_map.maps)), alone=True))
 
 
 def place_of_pairs(pairs: Sequence[TextPair], name: str, identifier: str) -> Markup:

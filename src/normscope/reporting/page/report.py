@@ -10,13 +10,14 @@ from markupsafe import Markup
 
 from normscope.analyses.registry import analyses
 from normscope.distribution import VERSION
+from normscope.errors import cut
 from normscope.reporting.page.elements import SHOWN_ROWS, id_of_table, readable, table, table_data, without_folders
-from normscope.reporting.page.explorer import explorer_section, pairs_payload, payload, place_of_pairs
+from normscope.reporting.page.explorer import explorer_section, pairs_payload, payload, place_of_pairs, within_limit
 from normscope.reporting.page.paper import Run, sections_of_paper
 from normscope.reporting.page.sections import Folded, Measure, Section, render
 from normscope.reporting.tracking import layers_label
 from normscope.results.codes import in_prose, in_words
-from normscope.results.figures import Figure, TextPair, WordMaps, are_ranked
+from normscope.results.figures import Figure, WordMaps, pairs_of
 from normscope.results.findings import Sentence, ranked
 from normscope.results.measures import title
 from normscope.results.result import Result
@@ -45,7 +46,9 @@ _LONGEST = 200_000
 
 
 def page(result: Result, progress: Progress = no_bar) -> str:
-    """The report of one run as self-contained HTML."""
+    """The report of one run, or the page of a text's result, as self-contained HTML."""
+    if not result.analyses:
+        return _page_of_texts(result)
     facts, config = result.facts, result.config
     top = ranked([Sentence.of(sentence) for sentence in result.sentences])
     shown = _shown_tables(result)
@@ -71,7 +74,40 @@ def page(result: Result, progress: Progress = no_bar) -> str:
         subtitle=" · ".join(map(title, result.analyses)),
         facts=_facts(facts, config),
         explorer=payload(result.maps, top[0].measure if top else "") if result.maps else None,
-        pairs={name: pairs_payload(_pairs(name, result)) for name in result.analyses},
+        pairs={name: pairs_payload(pairs_of(_figures(name, result).values())) for name in result.analyses},
+    )
+
+
+_TITLE = 80
+"""Maximum number of characters of a text in the title of a page."""
+
+
+def _page_of_texts(result: Result) -> str:
+    """The page of what no analysis has made: the result of single texts."""
+    shown = {name: rows for name, rows in result.tables.items() if len(rows) <= _LONGEST}
+    findings = _linked([Sentence.of(sentence) for sentence in result.sentences], result, shown)
+    maps, notes = within_limit(result.maps)
+    drawn = {name: figure for name, figure in result.figures.items() if not _is_pair(figure)}
+    pairs = pairs_of(result.figures.values())
+    facts = table(pd.DataFrame(_flat(result.facts), columns=["key", "value"]), "Facts of the result")
+    sections = [
+        Section("findings", "Findings", findings=findings, ordered=True, remarks=list(map(begun, result.notes))),
+        *([explorer_section(maps, " ".join(notes))] if maps else []),
+        Section(
+            "results",
+            "Results",
+            content=place_of_pairs(pairs, "pairs", "pairs-root") if pairs else Markup(),
+            measures=[Measure([figure], id=name) for name, figure in drawn.items()],
+            tables=[_folded("", name, rows) for name, rows in shown.items()],
+        ),
+        Section("provenance", "Provenance", content=facts),
+    ]
+    measure = next(iter(maps[0].maps)) if maps else ""
+    return render(
+        f"{cut(str(result.config.get('text', '')), _TITLE)} in {without_folders(result.facts['model'])}",
+        sections,
+        explorer=payload(maps, measure, alone=len(maps[0].maps) == 1) if maps else None,
+        pairs={"pairs": pairs_payload(pairs)} if pairs else {},
     )
 
 
@@ -174,14 +210,7 @@ def _is_pair(figure: Figure) -> bool:
 def _place(name: str, result: Result) -> Markup:
     """Where the page shows the maps of two texts; links to the first lead there."""
     first = next(full for full, figure in _figures(name, result).items() if _is_pair(figure))
-    return place_of_pairs(_pairs(name, result), name, first)
-
-
-def _pairs(name: str, result: Result) -> list[TextPair]:
-    """The pairs of texts whose maps the page shows; the documents of a query are in order."""
-    figures = _figures(name, result).values()
-    pairs = [TextPair.of(figure) for figure in figures if isinstance(figure, WordMaps) and figure.measure]
-    return sorted(pairs, key=lambda pair: -pair.value) if are_ranked(pairs) else pairs
+    return place_of_pairs(pairs_of(_figures(name, result).values()), name, first)
 
 
 def _figures(name: str, result: Result) -> dict[str, Figure]:

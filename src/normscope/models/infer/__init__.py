@@ -1,1 +1,0 @@
-"""Infers where a model's parts are from what it computes."""

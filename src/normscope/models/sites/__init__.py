@@ -1,1 +1,0 @@
-"""Where a model keeps the parts of its layers."""
