@@ -59,7 +59,7 @@ def _draw_lengths(table: pd.DataFrame, path: Path) -> None:
     with mpl.rc_context(STYLE):
         shapes = [shape for shape, rows in table.groupby("shape", sort=False) if rows["length"].nunique() > 1]
         figure, axes = plt.subplots(
-            len(shapes), 2, figsize=(7.5, 2.7 * len(shapes)), squeeze=False, facts="constrained"
+            len(shapes), 2, figsize=(7.5, 2.7 * len(shapes)), squeeze=False, layout="constrained"
         )
         for row, shape in zip(axes, shapes, strict=True):
             rows = table[(table["shape"] == shape) & (table["way"] != BARE)]
@@ -91,7 +91,7 @@ def _draw_commands(table: pd.DataFrame, path: Path) -> None:
             2,
             figsize=(7.5, height * ((len(cells) + 1) // 2)),
             squeeze=False,
-            facts="constrained",
+            layout="constrained",
         )
         for axis, ((shape, examples), rows) in zip(axes.flat, cells, strict=False):
             rows = rows[::-1]  # from the top down, as they were measured

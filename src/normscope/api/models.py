@@ -148,8 +148,8 @@ def wrap(
         >>> import normscope, torch
         >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, dim_feedforward=32, batch_first=True)
         >>> own = torch.nn.Sequential(torch.nn.Embedding(50, 16), torch.nn.TransformerEncoder(layer, num_layers=2))
-        >>> normscope.decompose(normscope.wrap(own), [5, 7, 12]).tokens
-        ('5', '7', '12')
+        >>> normscope.wrap(own).facts.norm_positions
+        ('post',)
 
     Raises:
         InputError: If the model's attention is not part of blocks that can be measured, its modules have hooks or are otherwise
