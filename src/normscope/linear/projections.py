@@ -499,6 +499,10 @@ class Projections:
         """Whether there are W_Q and W_K, likewise."""
         return self._is_mapped(_QUERY) and self._is_mapped(_KEY)
 
+    def reads(self, width: int) -> bool:
+        """Whether vectors of this width are read, which in front of a bottleneck are wider than the block's."""
+        return self.attention_inputs is None or self.attention_inputs.shape[-1] == width
+
     def _is_mapped(self, what: int) -> bool:
         for reads in self._reads:
             first = self._first_layer(reads[what]) if reads else None

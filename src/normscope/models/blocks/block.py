@@ -80,7 +80,8 @@ class BlockParameters:
     @property
     def value(self) -> HeadProjection | None:
         """W_V and b_V; None if values are computed from each token in another way."""
-        return self.projections.value
+        value = self.projections.value  # what it reads may be wider than what W_O writes, as in front of a bottleneck
+        return None if value is None or value.weight.shape[1] != self.output_weight.shape[2] else value
 
     @property
     def key_weight(self) -> Float[Tensor, "head model head_dim"]:

@@ -144,7 +144,7 @@ class _Reader:
             heads=heads,
             norm_position=norm_position(trail),
             has_gate=is_gated(trail),
-            has_value_weights=projections.has_value_weights,
+            has_value_weights=projections.has_value_weights and projections.reads(self._width),
             has_score_weights=projections.has_score_weights,
             networks=len(trail.beside),
         )
