@@ -93,15 +93,16 @@ def require_parts(layer, output, position, tolerance=TOLERANCE):
         torch.testing.assert_close(one, other.to(one.dtype), rtol=0, atol=tolerance)
 
     inputs, attended, normed = layer.kept
-    assert output.norm_position == position
+    parameters = output.parameters
+    assert parameters.norm_position == position
     alike(output.inputs, inputs)
     alike(output.attention_output, attended)
-    made = torch.einsum("bhqd,hdm->bqm", layer.heads.to(output.output_weight.dtype), output.output_weight)
-    alike(made if output.output_bias is None else made + output.output_bias, attended)
-    assert (output.normalisation is None) == (position in ("pre", "parallel"))
-    if output.normalisation is not None:
+    made = torch.einsum("bhqd,hdm->bqm", layer.heads.to(parameters.output_weight.dtype), parameters.output_weight)
+    alike(made if parameters.output_bias is None else made + parameters.output_bias, attended)
+    assert (parameters.normalisation is None) == (position in ("pre", "parallel"))
+    if parameters.normalisation is not None:
         read = output.attention_output + (output.inputs if position == "post" else 0)
-        alike(output.normalisation.normalised(read), normed)
+        alike(parameters.normalisation.normalised(read), normed)
 
 
 @pytest.mark.parametrize("kind", NORMS)
@@ -225,18 +226,18 @@ def test_weights_are_found_once_and_again_when_a_parameter_has_changed():
     known = KnownWeights()
     layer, before = run_once(scaled, known=known)
     _, again = run_once(scaled, (3, 9), known=known, layer=layer)
-    assert again.output_weight is before.output_weight
+    assert again.parameters.output_weight is before.parameters.output_weight
     with torch.no_grad():
         layer.scale *= 2
     layer, after = run_once(scaled, known=known, layer=layer)
-    assert torch.equal(after.output_weight, 2 * before.output_weight)
+    assert torch.equal(after.parameters.output_weight, 2 * before.parameters.output_weight)
     require_parts(layer, after, "pre")
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
 def test_weights_are_in_float32_or_better_and_take_no_memory(dtype, tolerance):
     layer, output = run_once(in_place, dtype=dtype)
-    assert output.output_weight.dtype is torch.float32
-    assert torch.equal(output.output_weight.flatten(0, 1), layer.out.weight.float().T)
-    assert (output.output_weight.data_ptr() == layer.out.weight.data_ptr()) == (dtype is torch.float32)
+    assert output.parameters.output_weight.dtype is torch.float32
+    assert torch.equal(output.parameters.output_weight.flatten(0, 1), layer.out.weight.float().T)
+    assert (output.parameters.output_weight.data_ptr() == layer.out.weight.data_ptr()) == (dtype is torch.float32)
     require_parts(layer, output, "pre", tolerance)

@@ -10,8 +10,8 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.linear.block_attention import block_attention
 from normscope.linear.blocks import BlockRecogniser, NotRecognisedError
 from normscope.linear.layer_calls import LayerCalls
-from normscope.linear.provenance import begin
 from normscope.models.observe.attention_function import IMPLEMENTATION, active, attention_by
+from normscope.models.probes import after_encoder
 from tests.architectures import tiny_architecture
 from tests.contract.test_own_models import TEXTS
 from tests.contract.test_recognised_blocks import TOLERANCE, Unrounded
@@ -45,10 +45,7 @@ def recognised(model, inputs, stack="", *, announced=True):
 
     with torch.inference_mode():
         if stack in ("decoder", "cross"):
-            source = {name: given[name] for name in ("input_ids", "attention_mask")}
-            given["encoder_outputs"] = model.get_encoder()(**source)
-            begin(given["encoder_outputs"].last_hidden_state)
-            del given["input_ids"]
+            given = after_encoder(model, given)
         calls = LayerCalls(model, len(tokens))
         recogniser = BlockRecogniser(model, len(tokens), visit, lambda: calls.number, proves=True)
         announcing = by_name(model, recogniser) if announced else contextlib.nullcontext()

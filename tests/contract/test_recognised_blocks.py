@@ -11,10 +11,11 @@ from docs import architectures
 from normscope.errors import InputError
 from normscope.linear.blocks import BlockRecogniser, NotRecognisedError
 from normscope.linear.layer_calls import LayerCalls
-from normscope.linear.provenance import Made, begin
+from normscope.linear.provenance import Made
 from normscope.maths.mixing import Method
 from normscope.models.observe.observer import Observer, Replacement
 from normscope.models.observe.reading import facts_of
+from normscope.models.probes import after_encoder
 from normscope.models.stored.model_code import StopForward
 from tests.architectures import tiny_architecture
 from tests.contract.test_own_models import TEXTS
@@ -55,10 +56,7 @@ def recognised(model, inputs, stack="", *, proves=True):
     blocks, given = [], dict(inputs)
     with torch.inference_mode():
         if stack in ("decoder", "cross"):
-            source = {name: given[name] for name in ("input_ids", "attention_mask")}
-            given["encoder_outputs"] = model.get_encoder()(**source)
-            begin(given["encoder_outputs"].last_hidden_state)
-            del given["input_ids"]
+            given = after_encoder(model, given)
         texts, calls = len(given["attention_mask"]), LayerCalls(model, len(given["attention_mask"]))
         with calls, BlockRecogniser(model, texts, blocks.append, lambda: calls.number, proves=proves):
             model(**given)

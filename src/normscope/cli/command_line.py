@@ -58,7 +58,7 @@ def asked_of(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
     Returns:
         The `command` with its own arguments; `help` says that the first page is wanted instead, and `is_literal` that the
-        text stands after `--`, and so is what it is, even if it is the name of a file or begins with a dash.
+        text stands after `--`, and is taken as it stands, even if it is the name of a file or begins with a dash.
 
     Raises:
         InputError: If a command of ours has words that it does not know.

@@ -11,7 +11,7 @@ from torch import Tensor
 from normscope.linear.blocks import Trail, refusal
 from normscope.linear.provenance import made_of
 from normscope.linear.rules import Stack, Step
-from normscope.linear.weighted_values import Attention, Numbers
+from normscope.linear.weighted_values import Attended, Numbers
 from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.masks import Mask, Visibility
 from normscope.maths.tensors import full_precision
@@ -142,7 +142,7 @@ def _gate(trail: Trail, texts: int) -> Float[Tensor, "batch head query head_dim"
     return full_precision(torch.cat(by_head, dim=1))
 
 
-def _steps(operand: Stack, heads: Sequence[Attention]) -> list[Step]:
+def _steps(operand: Stack, heads: Sequence[Attended]) -> list[Step]:
     """The steps from what attention returns to what W_O reads."""
     results, waiting = {each.result for each in heads}, [operand]
     for each in waiting:

@@ -16,11 +16,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.linear.block_parameters import BlockParameters
 from normscope.linear.blocks import Trail, is_scaled
 from normscope.linear.layers import Axes, FollowedLayer
+from normscope.linear.projections import Projections
 from normscope.linear.provenance import made_of
 from normscope.linear.rules import Stack, Step, dense
-from normscope.linear.weighted_values import Attention, NotRecognisedError
+from normscope.linear.weighted_values import Attended, NotRecognisedError
 from normscope.maths.composition import NormPosition
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors
@@ -37,15 +39,7 @@ class BlockOutput(NamedTuple):
     """x_i, which the residual connection adds."""
     attention_output: Float[Tensor, "batch query model"]
     """Σ_j F_ij + b_O, before a norm of the branch, and without a network that runs beside attention."""
-    output_weight: Float[Tensor, "head head_dim model"]
-    """W_O, with the factors on its output."""
-    output_bias: Float[Tensor, " model"] | None
-    """b_O, likewise."""
-    normalisation: Normalisation | None
-    """The norm after the residual connection or of the attention output."""
-    norm_position: NormPosition
-    find_norm_factors: Callable[[], Float[Tensor, "head head_dim rank"]]
-    """Computes `OutputWeights.norm_factors`."""
+    parameters: BlockParameters
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -126,11 +120,14 @@ def block_output(trail: Trail, texts: int, known: KnownWeights) -> BlockOutput:
     return BlockOutput(
         inputs=full_precision(finder.by_text(trail.inputs, axis)),
         attention_output=full_precision(finder.by_text(attended, axis)),
-        output_weight=full_precision(weights.output_weight),
-        output_bias=weights.output_bias,
-        normalisation=weights.normalisation,
-        norm_position=finder.position,
-        find_norm_factors=functools.partial(known.norm_factors, (trail.layer, trail.is_self), weights),
+        parameters=BlockParameters(
+            output_weight=full_precision(weights.output_weight),
+            output_bias=weights.output_bias,
+            normalisation=weights.normalisation,
+            norm_position=finder.position,
+            find_norm_factors=functools.partial(known.norm_factors, (trail.layer, trail.is_self), weights),
+            find_projections=lambda: Projections(trail, texts, len(weights.output_weight)),
+        ),
     )
 
 
@@ -250,7 +247,7 @@ class _Finder:
                 before += heads * head_dim
             yield known
 
-    def _heads(self, attention: Attention) -> Float[Tensor, "batch head query head_dim"]:
+    def _heads(self, attention: Attended) -> Float[Tensor, "batch head query head_dim"]:
         """Zeros for what attention returns."""
         zeros = full_precision(attention.nothing()).movedim(attention.axis, -2)
         return zeros.reshape(self._texts, -1, *zeros.shape[-2:])
@@ -317,7 +314,7 @@ class _Finder:
         return Normalisation(weight, bias if bool(bias.any()) else None, 0.0, centred)
 
 
-def _as_returned(heads: Float[Tensor, "source batch head query head_dim"], attention: Attention) -> Tensor:
+def _as_returned(heads: Float[Tensor, "source batch head query head_dim"], attention: Attended) -> Tensor:
     """Vectors of heads with the axes of what attention returns."""
     shape = attention.nothing().movedim(attention.axis, -2).shape
     return heads.reshape(-1, *shape).movedim(-2, attention.axis)

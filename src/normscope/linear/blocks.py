@@ -58,7 +58,7 @@ from normscope.linear.rules import (
     way_of,
     with_tensors,
 )
-from normscope.linear.weighted_values import Attention, NotRecognisedError, WeightedValues
+from normscope.linear.weighted_values import Attended, NotRecognisedError, WeightedValues
 from normscope.linear.whole_layers import WholeLayers
 from normscope.maths.attention import AttentionCall
 from normscope.maths.composition import NormPosition
@@ -98,7 +98,7 @@ class Written:
 class Trail:
     """A block while its vectors are followed."""
 
-    def __init__(self, layer: int | None, place: str, attention: Attention) -> None:
+    def __init__(self, layer: int | None, place: str, attention: Attended) -> None:
         self.layer = layer
         self.place = place
         """The line of the model's code that multiplies weights by values."""
@@ -115,8 +115,6 @@ class Trail:
         self.written: Written | None = None
         self.inputs: Tensor | None = None
         """What the residual connection adds, with the model's axes."""
-        self.added: Tensor | None = None
-        """What is added to it, likewise: what W_O has made, after factors, a norm or a network beside attention."""
         self.carried: Tensor | None = None
         """What carries on: the sum or a multiple of it; None until that is known, and if nothing has read the sum."""
         self.beside: list[Made] = []
@@ -288,7 +286,7 @@ class BlockRecogniser(HeldFixed):
         with torch._C.DisableTorchFunction():
             return self._begin(*self._attention.computed(call, -3))
 
-    def _begin(self, attention: Attention, result: Tensor) -> Tensor:
+    def _begin(self, attention: Attended, result: Tensor) -> Tensor:
         trail = Trail(self._layer(), _place(), attention)
         self._trails.append(trail)
         made = Made("attention", [attention.query, attention.value], by_token=False)
@@ -445,7 +443,7 @@ class BlockRecogniser(HeldFixed):
         assert trail.written is not None
         stack = stack_of(wrote)
         of_x, of_wrote = _factors(call)[:: 1 if x is call.args[0] else -1]
-        trail.inputs, trail.added = x if of_x == 1 and not _changes(call) else x * of_x, wrote
+        trail.inputs = x if of_x == 1 and not _changes(call) else x * of_x
         keep(made_of(x), [trail.inputs])
         if of_wrote != 1:
             stack = Stack(lambda parts, *, bias: dense(parts) * of_wrote, [stack])  # noqa: ARG005

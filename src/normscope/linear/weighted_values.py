@@ -54,7 +54,7 @@ class Numbers(NamedTuple):
 
 
 @dataclasses.dataclass(eq=False)
-class Attention:
+class Attended:
     """Weights times values."""
 
     query: Made
@@ -142,7 +142,7 @@ class WeightedValues:
                 # A column is cut off: the weight of a sink.
                 result._has_sink = getattr(weights, "_has_sink", False) or result.shape[-1] != weights.shape[-1]  # type: ignore[attr-defined]
 
-    def of(self, call: Call, given: Sequence[Tensor], made: Made) -> tuple[Attention | None, Tensor] | None:
+    def of(self, call: Call, given: Sequence[Tensor], made: Made) -> tuple[Attended | None, Tensor] | None:
         """What a function is as attention, and what it returns; None if it multiplies no weights by values.
 
         The attention is None if the function has been run again, in parts that were recognised.
@@ -154,7 +154,7 @@ class WeightedValues:
         weights = next((each for each in given if hasattr(each, "_softmax")), None)
         return None if weights is None else self._weighted(call, given, weights)
 
-    def _fused(self, call: Call) -> tuple[Attention, Tensor]:
+    def _fused(self, call: Call) -> tuple[Attended, Tensor]:
         """A call of fused attention."""
         parameters = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
         given = dict(zip(parameters, call.args, strict=False)) | dict(call.kwargs)
@@ -168,7 +168,7 @@ class WeightedValues:
         attended, result = self.computed(AttentionCall(query, key, given["value"], mask, scale), -2)
         return attended, (call.function(*call.args, **call.kwargs) if self._untouched else result)
 
-    def computed(self, call: AttentionCall, axis: int) -> tuple[Attention, Tensor]:
+    def computed(self, call: AttentionCall, axis: int) -> tuple[Attended, Tensor]:
         """Attention in place of the model's function, and what that returns: queries behind heads (−2) or before them (−3)."""
         of_query, of_value = made_of(call.query), made_of(call.value)
         if of_query is None or of_value is None:
@@ -178,7 +178,7 @@ class WeightedValues:
         result, normaliser = attention(query, key, value, mask, scale, cap=cap, sinks=sinks)
         result = result.transpose(1, 2).contiguous().transpose(axis, -3)  # as fused attention stores it
 
-        attended = Attention(
+        attended = Attended(
             of_query,
             of_value,
             query.shape[2] == key.shape[2],
@@ -201,7 +201,7 @@ class WeightedValues:
             self._rules[name] = mask, mask_of(whole, lengths)
         return self._rules[name][1]
 
-    def _weighted(self, call: Call, given: Sequence[Tensor], weights: Tensor) -> tuple[Attention | None, Tensor] | None:
+    def _weighted(self, call: Call, given: Sequence[Tensor], weights: Tensor) -> tuple[Attended | None, Tensor] | None:
         """A product with a softmax; None if the other tensor holds no values."""
         value = next((each for each in given if each is not weights and made_of(each) is not None), None)
         of_query, of_value = made_of(weights), made_of(value)
@@ -226,7 +226,7 @@ class WeightedValues:
 
         returned = functools.partial(_by_head_from, call, weights)
         is_square = weights.shape[-1] == weights.shape[-2]
-        attended = Attention(of_query, of_value, is_square, _zeros_like(result), numbers, returned, axis)
+        attended = Attended(of_query, of_value, is_square, _zeros_like(result), numbers, returned, axis)
         if scores is not None:
             reads = computed(value).then(lambda vectors: _values(call, weights, vectors))
             attended.reads = lambda: [*_without_numbers(scores), reads]

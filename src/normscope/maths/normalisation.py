@@ -68,20 +68,6 @@ class Normalisation(NamedTuple):
         """The normalised vectors: LN(v), or RMSNorm(v)."""
         return self.applied(vectors)[0]
 
-    def is_of_heads(self, vectors: Float[Tensor, "*axes head_dim"]) -> bool:
-        """Whether the norm runs on the vector of each head, not on those of all heads side by side."""
-        return self.weight.shape[-1] == vectors.shape[-1]
-
-    def normalised_heads(
-        self, vectors: Float[Tensor, "batch head token head_dim"]
-    ) -> Float[Tensor, "batch head token head_dim"]:
-        """The norm of each head, possibly with separate weights for each, or of all heads side by side."""
-        if self.is_of_heads(vectors):
-            by_head = self if self.weight.ndim == 1 else self._replace(weight=self.weight.unsqueeze(1))
-            return by_head.normalised(vectors)
-        side_by_side = vectors.transpose(1, 2).flatten(2)
-        return self.normalised(side_by_side).unflatten(-1, (vectors.shape[1], -1)).transpose(1, 2)
-
     def applied(self, vectors: Float[Tensor, "*batch model"]) -> tuple[Tensor, Float[Tensor, "*batch"]]:
         """The normalised vectors, and σ of each vector."""
         if self.centred and not self.adds_outside and self.weight.dim() == 1 and self.weight.dtype == vectors.dtype:

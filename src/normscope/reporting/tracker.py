@@ -1,4 +1,4 @@
-"""Tells a process of its own what to log to Weights & Biases: whatever W&B does there, it can neither end nor hold the run."""
+"""Tells a separate process what to log to Weights & Biases: whatever W&B does there, it can neither end nor hold the run."""
 
 import contextlib
 import dataclasses

@@ -156,16 +156,6 @@ def attention_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
             model.set_attn_implementation(previous)
 
 
-@contextlib.contextmanager
-def own_attention_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """Context in which a model that does not call transformers' function computes attention in one of its own ways."""
-    previous, model.config._attn_implementation = model.config._attn_implementation, implementation
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = previous
-
-
 def reference_attention(model: PreTrainedModel, facts: ModelFacts) -> str:
     """The attention of the untouched model: fused if that gives what the model computes."""
     return "sdpa" if facts.is_plain and getattr(model, "_supports_sdpa", True) else "eager"

@@ -18,17 +18,17 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError
 from normscope.linear.block_attention import block_attention
 from normscope.linear.block_output import BlockOutput, KnownWeights, block_output, norm_of_layer
+from normscope.linear.block_parameters import BlockParameters
 from normscope.linear.blocks import Block, BlockRecogniser, Trail, without
 from normscope.linear.layer_calls import LayerCall, LayerCalls
 from normscope.linear.layers import FollowedLayer, NotFollowedError
-from normscope.linear.projections import Projections
 from normscope.linear.provenance import Made, begin, made_of
 from normscope.linear.replaced_output import output_replaced
 from normscope.linear.whole_layers import WholeLayers
 from normscope.maths.attention import AttentionCall
 from normscope.maths.composition import NormPosition
 from normscope.maths.tensors import full_precision
-from normscope.models.blocks.block import AttentionBlock, BlockParameters, TokenSelector
+from normscope.models.blocks.block import AttentionBlock, TokenSelector
 from normscope.models.facts import ModelFacts
 from normscope.models.observe.attention_function import IMPLEMENTATION, active, attention_by, unobserved
 from normscope.models.observe.cancelling import check_cancelled
@@ -189,42 +189,31 @@ class Observer:
         """
         return block_output(block.trail, texts, self._known)
 
-    def block(
-        self, block: Block, token_mask: Tensor, key_mask: Tensor, known_large: bool | None
-    ) -> tuple[AttentionBlock, BlockOutput]:
+    def block(self, block: Block, token_mask: Tensor, key_mask: Tensor, known_large: bool | None) -> AttentionBlock:
         """A block that has been recognised, with all that can be measured of it."""
         output = self.output_of(block, len(token_mask))
         attention = block_attention(block.trail, token_mask, key_mask, known_large)
-        heads = len(output.output_weight)
-        parameters = BlockParameters(
-            output_weight=output.output_weight,
-            output_bias=output.output_bias,
-            normalisation=output.normalisation,
-            norm_position=output.norm_position,
-            find_norm_factors=output.find_norm_factors,
-            find_projections=lambda: Projections(block.trail, len(token_mask), heads),
-        )
-        made = AttentionBlock(
+        return AttentionBlock(
             layer=block.layer,
             inputs=output.inputs,
             value=attention.value,
             alpha=attention.alpha,
             attention_output=output.attention_output,
-            parameters=parameters,
+            parameters=output.parameters,
             gate=attention.gate,
         )
-        return made, output
 
     def by_text(self, trail: Trail, vectors: Tensor) -> Float[Tensor, "batch token model"]:
         """Vectors with the axes of a block's, by text."""
         return self._known.axes(trail).swapped(vectors)
 
-    def layer(self, block: AttentionBlock, output: BlockOutput, trail: Trail, whole: "WholeLayer") -> FeedForwardBlock:
+    def layer(self, block: AttentionBlock, trail: Trail, whole: "WholeLayer") -> FeedForwardBlock:
         """A whole layer that has been followed."""
         axes, texts = self._known.axes(trail), len(block.token_mask)
         rerun = None
         if whole.call is not None:
-            rerun = LayerRerun(whole.call, texts, len(output.output_weight), axes, whole.keeps_texts, whole.replaced)
+            heads = len(block.parameters.output_weight)
+            rerun = LayerRerun(whole.call, texts, heads, axes, whole.keeps_texts, whole.replaced)
         return FeedForwardBlock(
             attention=block,
             followed=whole.followed,
@@ -400,7 +389,7 @@ class _Pass:
         """How what the last layer has returned was made."""
         self._trail: Trail | None = None
         """The last block, if no module runs layers."""
-        self._block: tuple[AttentionBlock, BlockOutput, Trail] | None = None
+        self._block: tuple[AttentionBlock, Trail] | None = None
         """The last block that was visited, if its layer is followed."""
         texts, follows = len(self.token_mask), visitors.feed_forward is not None and bool(observer.followed)
         self._layers = WholeLayers(self._show_layer, observer.followed) if follows else None
@@ -521,11 +510,11 @@ class _Pass:
             return
         with without(self._recogniser):  # our own computation is not a part of the model
             large = None if self.checked is None else self.checked.known_large(block.layer)
-            made, output = self._observer.block(block, self.token_mask, self.key_mask, large)
+            made = self._observer.block(block, self.token_mask, self.key_mask, large)
             if self.checked is not None:
                 self.checked.add(made, self._carried(block))
             if self._layers is not None:
-                self._block = made, output, block.trail
+                self._block = made, block.trail
             self._visitors.attention(made)
         self.shown.add(block.layer)
         self._stop_after((block.layer, _ATTENTION))
@@ -544,12 +533,12 @@ class _Pass:
         assert self._block is not None
         assert self._layers is not None
         assert self._visitors.feed_forward is not None
-        block, output, trail = self._block
+        block, trail = self._block
         with without(self._recogniser):
             call = self._calls.call if self._observer.facts.in_modules else None
             replaced = functools.partial(output_replaced, self._calls, self._layers.output)
             whole = WholeLayer(followed, call, self._layers.keeps_texts, replaced)
-            layer = self._observer.layer(block, output, trail, whole)
+            layer = self._observer.layer(block, trail, whole)
             if self.checked is not None and self.checked.sees(block.layer):
                 self.checked.add_layer(block.layer, layer.error())
             self._visitors.feed_forward(layer)
