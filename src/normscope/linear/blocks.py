@@ -98,8 +98,10 @@ class Written:
 class Trail:
     """A block while its vectors are followed."""
 
-    def __init__(self, layer: int | None, place: str, attention: Attended) -> None:
+    def __init__(self, layer: int | None, place: str, attention: Attended, query: Made) -> None:
         self.layer = layer
+        self.query = query
+        """How its queries were made."""
         self.place = place
         """The line of the model's code that multiplies weights by values."""
         self.attention = [attention]
@@ -184,6 +186,8 @@ class BlockRecogniser(HeldFixed):
         self._positions, self._projects = positions, projects
         self.is_routed = False
         """Whether the model has chosen the largest of some numbers, as routers of experts do."""
+        self._pooled = ""
+        """The line of the model's code that pools tokens, as a head after the last block may."""
         self._rests = False
         self.last: Tensor | None = None
         """The last sum with what the residual connection carries."""
@@ -287,7 +291,16 @@ class BlockRecogniser(HeldFixed):
             return self._begin(*self._attention.computed(call, -3))
 
     def _begin(self, attention: Attended, result: Tensor) -> Tensor:
-        trail = Trail(self._layer(), _place(), attention)
+        place = _place()
+        if attention.query is None:
+            self._pooled = self._pooled or place
+            keep(Made("attention", [attention.value], by_token=False), [result])
+            return result
+        if self._pooled:
+            raise self._refusal(
+                f"tokens are pooled before it by attention whose queries are no tokens' ({self._pooled})"
+            )
+        trail = Trail(self._layer(), place, attention, attention.query)
         self._trails.append(trail)
         made = Made("attention", [attention.query, attention.value], by_token=False)
         return _on(trail, result, attention.result, made)
@@ -409,7 +422,7 @@ class BlockRecogniser(HeldFixed):
                 continue
             if carried is None or _kind(x) is Kind.HELD or getattr(x, "_trail", None) is trail:
                 continue
-            reached = trail.attention[0].query.shared_with(carried)
+            reached = trail.query.shared_with(carried)
             if reached is not None:
                 return self._joined(call, wrote, x, reached, trail)
             if (beside := getattr(x, "_trail", None)) is not None and beside.is_open and beside.written is not None:
@@ -539,6 +552,8 @@ class BlockRecogniser(HeldFixed):
 
     def begin_layer(self, number: int, vectors: Tensor) -> None:
         """A module begins that may be a layer; see `LayerCalls.begin`."""
+        if made_of(vectors) is None:  # of an image or a recording, no table has been looked up
+            begin(vectors)
         trail = getattr(vectors, "_trail", None)
         is_within = trail is not None and trail.is_open  # W_O is an entry of a list
         if self._layers is not None and not self._layers.is_open and self._layers.wants(number) and not is_within:

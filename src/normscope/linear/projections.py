@@ -442,7 +442,7 @@ class Projections:
 
     def __init__(self, trail: Trail, texts: int, heads: int) -> None:
         self._texts, self._heads = texts, heads // len(trail.attention)
-        self._query, self._is_self, self._carried = trail.attention[0].query, trail.is_self, made_of(trail.inputs)
+        self._query, self._is_self, self._carried = trail.query, trail.is_self, made_of(trail.inputs)
         self._reads = [each.reads() for each in trail.attention]
         self._found: dict[int, Sequence[Heads]] = {}
 

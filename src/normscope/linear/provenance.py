@@ -4,7 +4,7 @@ Every tensor that depends on the tokens refers to a `Made`, which holds the func
 keeps nothing of a pass in memory.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -153,6 +153,13 @@ def begin(tensor: Tensor, function: str = "tokens") -> Tensor:
     """The same tensor, noted as holding the tokens' vectors."""
     tensor._made = Made(function)  # type: ignore[attr-defined]
     return tensor
+
+
+def begin_vectors(inputs: Mapping[str, object]) -> None:
+    """Note which inputs of a model hold the tokens' vectors: those of shape (text, token, dimension)."""
+    for each in inputs.values():
+        if isinstance(each, Tensor) and each.is_floating_point() and each.ndim == 3:
+            begin(each)
 
 
 def noted(call: Call, given: Sequence[Tensor]) -> Made | None:

@@ -57,7 +57,8 @@ class Numbers(NamedTuple):
 class Attended:
     """Weights times values."""
 
-    query: Made
+    query: Made | None
+    """None if every text's queries are the same, as where a head pools tokens."""
     value: Made
     is_square: bool
     """Whether there are as many queries as keys."""
@@ -171,7 +172,7 @@ class WeightedValues:
     def computed(self, call: AttentionCall, axis: int) -> tuple[Attended, Tensor]:
         """Attention in place of the model's function, and what that returns: queries behind heads (−2) or before them (−3)."""
         of_query, of_value = made_of(call.query), made_of(call.value)
-        if of_query is None or of_value is None:
+        if of_value is None:
             raise self._refuse("fused attention has queries or values that are not those of tokens by head")
         reads = [computed(each) for each in (call.query, call.key, call.value)]
         query, key, value, mask, scale, cap, sinks = call = call.repeated()
@@ -226,6 +227,7 @@ class WeightedValues:
 
         returned = functools.partial(_by_head_from, call, weights)
         is_square = weights.shape[-1] == weights.shape[-2]
+        of_query = of_query if of_query.is_of_scores else None
         attended = Attended(of_query, of_value, is_square, _zeros_like(result), numbers, returned, axis)
         if scores is not None:
             reads = computed(value).then(lambda vectors: _values(call, weights, vectors))

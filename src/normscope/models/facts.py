@@ -1,8 +1,11 @@
 """What a model is, as one pass of its own code shows: how many layers it has, and what each attends with."""
 
 import dataclasses
-from collections.abc import Collection
-from typing import Literal
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+from jaxtyping import Bool
+from torch import Tensor
 
 from normscope.errors import InputError
 from normscope.linear.layer_calls import ANYWHERE, Places
@@ -12,6 +15,21 @@ from normscope.rounding import numbered
 
 StackName = Literal["encoder", "decoder", "cross"]
 """An attention of an encoder–decoder: self-attention of the encoder or the decoder, or the decoder's cross-attention."""
+
+
+TARGETS = "decoder", "cross"
+"""The stacks that read a target text as well as the source."""
+
+
+def token_mask_of(inputs: Mapping[str, Any], stack: StackName | None) -> Bool[Tensor, "batch token"]:
+    """Which of the tokens that a stack asks about are not padding.
+
+    Args:
+        inputs: Keyword arguments of the model, with a mask.
+        stack: The stack of an encoder–decoder.
+    """
+    mask: Tensor = inputs["decoder_attention_mask" if stack in TARGETS else "attention_mask"]
+    return mask.bool()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +173,7 @@ class ModelFacts:
     @property
     def reads_target(self) -> bool:
         """Whether the model reads a target text as well as the source."""
-        return self.stack in ("decoder", "cross")
+        return self.stack in TARGETS
 
     @property
     def norm_positions(self) -> tuple[NormPosition, ...]:

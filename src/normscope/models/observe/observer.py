@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
@@ -22,14 +22,14 @@ from normscope.linear.block_parameters import BlockParameters
 from normscope.linear.blocks import Block, BlockRecogniser, Trail, without
 from normscope.linear.layer_calls import LayerCall, LayerCalls
 from normscope.linear.layers import FollowedLayer, NotFollowedError
-from normscope.linear.provenance import Made, begin, made_of
+from normscope.linear.provenance import Made, begin, begin_vectors, made_of
 from normscope.linear.replaced_output import output_replaced
 from normscope.linear.whole_layers import WholeLayers
 from normscope.maths.attention import AttentionCall
 from normscope.maths.composition import NormPosition
 from normscope.maths.tensors import full_precision
 from normscope.models.blocks.block import AttentionBlock, TokenSelector
-from normscope.models.facts import ModelFacts
+from normscope.models.facts import ModelFacts, token_mask_of
 from normscope.models.observe.attention_function import IMPLEMENTATION, active, attention_by, unobserved
 from normscope.models.observe.cancelling import check_cancelled
 from normscope.models.observe.check import Check, Difference, PartsCheck, PassCheck
@@ -160,7 +160,7 @@ class Observer:
             NotFollowedError: Always, if the model does the same again.
         """
         visitors = Visitors(lambda _block: None, None, lambda _layer: None)
-        self.current = running = _Pass(self, inputs, visitors, [], proves=False, explains=True)
+        self.current = running = _Pass(self, inputs, visitors, {}, proves=False, explains=True)
         running.replacements = replacements
         running.run(self.model, inputs)
 
@@ -244,6 +244,7 @@ class Observer:
         visit_hidden: HiddenVisitor | None = None,
         visit_feed_forward: FeedForwardVisitor | None = None,
         *,
+        token_mask: Bool[Tensor, "batch query"] | None = None,
         on_host: Mapping[str, Tensor] | None = None,
         replacements: Mapping[int, Replacement] | None = None,
         whole: nn.Module | None = None,
@@ -255,11 +256,12 @@ class Observer:
         """Run one forward pass and call `visit` with its blocks, in order.
 
         Args:
-            inputs: Keyword arguments of the model, at least `input_ids` and `attention_mask`.
+            inputs: Keyword arguments of the model: `input_ids` and `attention_mask`, or whatever it reads instead of ids.
             visit: Called with each block, under `torch.inference_mode`.
             visit_hidden: Called with the layer's number and hidden vectors, for each layer in `hidden`.
             visit_feed_forward: Called with the block of each feed-forward network when the model leaves its layer, if the
                 observer was made with `feed_forward`. The block holds the attention block of the same layer.
+            token_mask: True at tokens, False at padding; by default, the mask among the inputs, which images come without.
             on_host: The inputs in CPU memory. With them, the host knows what is padding without waiting for the device.
             replacements: New values for some dimensions of what a layer's block and residual connection read, by layer.
             whole: A model that contains the observed one; it is run instead, to its end.
@@ -278,8 +280,8 @@ class Observer:
         Raises:
             InputError: If what is observed is not what the model does with these inputs.
         """
-        given = [mask for name, mask in (on_host or {}).items() if name.endswith("attention_mask")]
-        running = _Pass(self, inputs, Visitors(visit, visit_hidden, visit_feed_forward), given, proves=proves)
+        visitors = Visitors(visit, visit_hidden, visit_feed_forward)
+        running = _Pass(self, inputs, visitors, on_host or {}, token_mask, proves=proves)
         if replacements:
             self.facts.require_starts("replaced")
         running.replacements, running.to_the_end = replacements or {}, whole is not None
@@ -366,14 +368,16 @@ class _Pass:
         observer: Observer,
         inputs: Mapping[str, Tensor],
         visitors: Visitors,
-        masks_on_host: Sequence[Tensor],
+        on_host: Mapping[str, Tensor],
+        token_mask: Tensor | None = None,
         *,
         proves: bool,
         explains: bool = False,
     ) -> None:
         facts = observer.facts
-        self._observer, self._visitors, self.masks_on_host = observer, visitors, masks_on_host
-        self.token_mask = inputs["decoder_attention_mask" if facts.reads_target else "attention_mask"].bool()
+        self._observer, self._visitors = observer, visitors
+        self.masks_on_host = [mask for name, mask in on_host.items() if name.endswith("attention_mask")]
+        self.token_mask = token_mask_of(inputs, facts.stack) if token_mask is None else token_mask
         self.key_mask = inputs["attention_mask"].bool() if facts.is_cross_attention else self.token_mask
         self.replacements: Mapping[int, Replacement] = {}
         self.outputs: dict[int, Any] | None = None
@@ -400,7 +404,7 @@ class _Pass:
             lambda: self._calls.number,
             proves=proves,
             layers=self._layers,
-            masks_on_host=masks_on_host,
+            masks_on_host=self.masks_on_host,
             positions=observer.position,
             projects=observer.projects,
         )
@@ -424,6 +428,7 @@ class _Pass:
                 with unobserved(self.masks_on_host):
                     inputs = after_encoder(model, inputs)
             token = active.set(self)
+            begin_vectors(inputs)
             try:
                 with self._calls, self._recogniser:
                     output = model(**inputs)

@@ -26,11 +26,11 @@ from normscope.linear.block_output import norm_position
 from normscope.linear.blocks import Block, BlockRecogniser
 from normscope.linear.layer_calls import LayerCalls, Places
 from normscope.linear.projections import Projections
-from normscope.linear.provenance import AFFINE, Made, ancestors, made_of
+from normscope.linear.provenance import AFFINE, Made, ancestors, begin_vectors, made_of
 from normscope.linear.rules import DIVISIONS, SUMS
 from normscope.linear.weighted_values import NotRecognisedError
 from normscope.maths.attention import AttentionCall
-from normscope.models.facts import BlockFacts, ModelFacts, StackName
+from normscope.models.facts import TARGETS, BlockFacts, ModelFacts, StackName, token_mask_of
 from normscope.models.observe.attention_function import IMPLEMENTATION, active, attention_by, unobserved
 from normscope.models.probes import after_encoder, random_batch
 from normscope.models.stored.config_checks import bounded_modules
@@ -44,18 +44,26 @@ _SOURCE, _TARGET = 11, 7
 """Lengths of the texts that are read. They differ, so that cross-attention can be recognised."""
 
 
-def facts_of(model: nn.Module, stack: StackName | None = None) -> ModelFacts:
+def facts_of(
+    model: nn.Module,
+    stack: StackName | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    token_mask: Tensor | None = None,
+) -> ModelFacts:
     """What a model is, from one pass over two short texts.
 
     Args:
         model: A base model in evaluation mode; if the stack is the encoder, the encoder alone.
         stack: The stack of an encoder–decoder.
+        inputs: Keyword arguments of a model that reads vectors or images: two of them, of one size. By default, token ids.
+        token_mask: See `Observer.run`.
 
     Raises:
         NotRecognisedError: If it has attention that is not part of a block that can be measured, or no attention.
     """
-    inputs = _inputs(model, stack)
-    return _Reader(model, stack, len(inputs["attention_mask"])).facts(inputs)
+    inputs = _inputs(model, stack) if inputs is None else inputs
+    token_mask = token_mask_of(inputs, stack) if token_mask is None else token_mask
+    return _Reader(model, stack, token_mask).facts(inputs)
 
 
 class _Reader:
@@ -63,8 +71,10 @@ class _Reader:
 
     masks_on_host: Sequence[Tensor] = ()
 
-    def __init__(self, model: nn.Module, stack: StackName | None, texts: int) -> None:
-        self._model, self._stack, self._texts = model, stack, texts
+    def __init__(self, model: nn.Module, stack: StackName | None, token_mask: Tensor) -> None:
+        self._model, self._stack = model, stack
+        texts, self._tokens = token_mask.shape
+        self._texts = texts
         self._found: dict[int, BlockFacts] = {}
         self._sums: dict[int, Made] = {}
         """How the sums of blocks were made, by layer."""
@@ -72,28 +82,29 @@ class _Reader:
         """How what the last layer has returned was made."""
         self._writes_between = self._calls_function = False
         self._is_plain = True
-        self._axis, self._tokens = -1, 0
+        self._axis = -1
         self._in_modules, self._width = True, 0
         self._starts: list[int] = []
         self._given: dict[Made, int] = {}
         """Which call of a part of a layer, counted from 1, was the first to be given what vectors."""
         self._lists = set[int]()
         self._recogniser = BlockRecogniser(model, texts, self._visit, lambda: self._calls.number)
-        self._calls = LayerCalls(model, texts, self._enter, self._leave, end=self._recogniser.end_layer)
+        begin_layer, end_layer = self._recogniser.begin_layer, self._recogniser.end_layer
+        self._calls = LayerCalls(model, texts, self._enter, self._leave, begin=begin_layer, end=end_layer)
 
-    def facts(self, inputs: dict[str, Any]) -> ModelFacts:
+    def facts(self, inputs: Mapping[str, Any]) -> ModelFacts:
         """What the model is."""
         model = self._model
         attention: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if isinstance(model, PreTrainedModel) and model._can_set_attn_implementation():
             attention = attention_by(model, IMPLEMENTATION)
         with torch.no_grad(), attention, model_code(model):
-            if self._stack in ("decoder", "cross"):
+            if self._stack in TARGETS:
                 with unobserved(self.masks_on_host):
                     inputs = after_encoder(model, inputs)
             token = active.set(self)
             try:
-                self._tokens = inputs.get("decoder_attention_mask", inputs["attention_mask"]).shape[1]
+                begin_vectors(inputs)
                 with self._calls, self._recogniser:
                     output = model(**inputs)
             finally:
@@ -130,7 +141,7 @@ class _Reader:
 
     def _visit(self, block: Block) -> None:
         trail = block.trail
-        if self._stack in ("decoder", "cross") and block.is_self is (self._stack == "cross"):
+        if self._stack in TARGETS and block.is_self is (self._stack == "cross"):
             return
         assert trail.written is not None
         self._width = trail.written.vectors.shape[trail.written.axis]
@@ -223,7 +234,7 @@ _ANOTHER = -1000
 
 def _inputs(model: nn.Module, stack: StackName | None) -> dict[str, Any]:
     """Random token ids without padding: two texts of the same length."""
-    targets = 2 * [_TARGET] if stack in ("decoder", "cross") else None
+    targets = 2 * [_TARGET] if stack in TARGETS else None
     length = min(_SOURCE, getattr(model, "longest_probe", None) or _SOURCE)
     inputs: dict[str, Any] = {**random_batch(model, 2 * [length], targets)}
     if "use_cache" in inspect.signature(model.forward).parameters:

@@ -23,7 +23,7 @@ from normscope.linear.blocks import Block, BlockRecogniser
 from normscope.linear.layer_calls import LayerCalls
 from normscope.maths.tensors import full_precision
 from normscope.models.blocks.block import AttentionBlock
-from normscope.models.facts import ModelFacts
+from normscope.models.facts import ModelFacts, token_mask_of
 from normscope.models.observe.attention_function import attention_by, reference_attention
 from normscope.models.observe.check import BOUNDS, Check, Difference, in_words, relative_error
 from normscope.models.observe.observer import Observer, Replacement
@@ -101,7 +101,7 @@ class _Proof:
         facts = self._facts
         with _explained(self._model.dtype, self._name):
             records = [*self._untouched(inputs)]
-        token_mask = inputs["decoder_attention_mask" if facts.reads_target else "attention_mask"].bool()
+        token_mask = token_mask_of(inputs, facts.stack)
         replacements = self._replacements(records, token_mask) if facts.in_modules else {}
         # Rounding may change a router's choice, and so all that its experts make.
         compare = _Comparison(records, token_mask, layers=not facts.routed)
