@@ -21,6 +21,7 @@ from normscope.reporting.page.paper import page_of_paper
 from normscope.reporting.run_folder import REPORT
 from normscope.reporting.terminal import say
 from normscope.results.findings import Summary
+from normscope.results.map_differences import differences_of_maps
 from normscope.results.result import Result
 from normscope.results.run_files import RESULTS, Status
 from normscope.untrusted.writing import write_file, write_named
@@ -59,11 +60,13 @@ def compare(results: Sequence[Result]) -> Result:
     """What distinguishes results: which differences are detectable, and how large they are.
 
     Args:
-        results: Of runs, or of a function of single texts; differences are measured from the first.
+        results: Of runs, or of a function of single texts (two texts, a text before and after a change, one text in two
+            models, two answers); differences are measured from the first.
 
     Returns:
         A result: `.sentences` is the verdict, `.table` has one row per metric and one column per result, and other tables every
-        value by layer and what tests say. `page(results)` shows more of several results than the page of this one.
+        value by layer and what tests say. `page(results)` shows more of several results than the page of this one. Where
+        results have token maps, `.maps` holds the differences between those of the same texts, or of texts that share tokens.
 
     Examples:
         >>> import normscope
@@ -78,12 +81,15 @@ def compare(results: Sequence[Result]) -> Result:
     with _drawn("results"):
         comparison = _comparison(several)
         tables = {name: getattr(comparison, name) for name in _COMPARED}
+        different = in_terminal.most_different(comparison)
+        maps = differences_of_maps(several, comparison.runs["label"])
+        are_texts = all("function" in result.config for result in several)
         return Result(
-            tables={name: rows for name, rows in tables.items() if len(rows)},
-            sentences=verdict(comparison),
-            summaries={
-                "": Summary(in_terminal.most_different(comparison), digits=3, caption="Measures that differ most")
-            },
+            tables={name: rows for name, rows in {**tables, **maps.tables}.items() if len(rows)},
+            maps=maps.maps,
+            # Of single texts, nothing can be tested.
+            sentences=maps.sentences if maps.sentences and are_texts else [*verdict(comparison), *maps.sentences],
+            summaries={"": Summary(different, digits=3, caption="Measures that differ most")} if len(different) else {},
             notes=comparison.failures,
             facts={"model": comparison.model, "sequences": len(several)},
             config={"function": "compare", "text": comparison.title},
@@ -131,8 +137,8 @@ def _drawn(what: object) -> Iterator[None]:
 
 def _comparison(results: Sequence[Result]) -> RunComparison:
     """The comparison of results, whose runs are called by their places."""
-    if not any(result.metrics for result in results):
-        raise InputError("results: expected at least one with metrics, got none")
+    if not any(result.metrics or result.maps for result in results):
+        raise InputError("results: expected at least one with metrics or token maps, got none")
     return compared({Path(str(number)): result for number, result in enumerate(results)}, [])
 
 

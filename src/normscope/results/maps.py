@@ -92,6 +92,8 @@ class TokenMap:
     """The gold tree of an annotated sentence."""
     unit: str = "token"
     """What the queries and keys are: `token` or `word`."""
+    is_difference: bool = False
+    """Whether values are differences from another map; those of measures without a sign are differences of shares of a row."""
 
     @property
     def heads(self) -> int:
@@ -126,7 +128,8 @@ class TokenMap:
         """
         if layer is not None and layer not in self.layers:
             raise InputError(f"layer={layer}: expected {', '.join(map(str, self.layers))}")
-        unsigned = [measure for measure in self.maps if measure not in SIGNED_MEASURES]
+        measures = [] if self.is_difference else self.maps
+        unsigned = [measure for measure in measures if measure not in SIGNED_MEASURES]
         titles = {measure: (MEASURES | TARGET_MEASURES)[measure] for measure in unsigned or self.maps}
         number = self.layers[-1] if layer is None else layer
         where = f"{'up to' if CUMULATIVE_MEASURES.intersection(titles) else 'in'} layer {number}"
@@ -144,6 +147,8 @@ class TokenMap:
         shown = table.assign(frame="none")
         if unsigned:
             return WordMaps(shown, "measure", titles, f"{what}; darker is more.")
+        if self.is_difference:
+            what = f"{self.title}: shares of what each {self.unit} (row) receives from each (column) {where}"
         caption, largest = f"{what}: orange is above 0, purple below.", float(table["value"].abs().max()) or 1.0
         return WordMaps(shown, "measure", titles, caption, largest=largest)
 
@@ -209,7 +214,7 @@ def _norms(text: TokenMap) -> np.ndarray:
 
 def _text(text: TokenMap) -> dict[str, Any]:
     """Everything about a text that is not a number."""
-    plain = ("title", "queries", "keys", "is_cross_attention", "layers", "unit")
+    plain = ("title", "queries", "keys", "is_cross_attention", "is_difference", "layers", "unit")
     places = ("query_places", "key_places", "query_words", "key_words")
     return {name: getattr(text, name) for name in (*plain, *places)} | {
         "heads": text.heads,
@@ -267,6 +272,7 @@ def _read(text: dict[str, Any], rows: pd.DataFrame) -> TokenMap:
         key_words=_whole(text["key_words"]),
         tree=None if tree is None else _tree(tree),
         unit=text["unit"],
+        is_difference=bool(text.get("is_difference")),
     )
 
 

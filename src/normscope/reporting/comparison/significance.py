@@ -63,7 +63,7 @@ def tests(values: pd.DataFrame, baseline: str) -> pd.DataFrame:
         group, metric, difference (of the means), low, high (95% confidence), p, and adjusted: p by Benjamini and
         Hochberg (1995, https://doi.org/10.1111/j.2517-6161.1995.tb02031.x), over all rows of the table.
     """
-    chosen = values[~values["metric"].map(is_extreme)]
+    chosen = values[~values["metric"].map(is_extreme).astype(bool)]
     moments = chosen.groupby(["group", "metric"], sort=False)["value"].agg(["count", "mean", "var"]).reset_index()
     moments = moments[moments["count"] > 1]
     pairs = moments[moments["group"] != baseline].merge(

@@ -99,6 +99,8 @@ def _part(key: str, short_key: str, value: str) -> str:
     """What a config value adds to a label."""
     if key in ("model.name", "analysis"):
         return value
+    if key == "text":  # of one that a function has measured
+        return f"“{value}”"
     if value == _NULL and key in ("model.step", "model.revision"):
         return ""
     return f"step {int(value):,}" if key == "model.step" else f"{short_key}={value}"

@@ -19,6 +19,8 @@ _EASY = 0.8
 """As many maps as possible stand side by side, with cells of at least this share of the largest size in any arrangement."""
 _SCALE = 0.45
 """Inches of the colour scale below the maps."""
+_TITLE = 0.2
+"""Inches of a line of the titles."""
 _SMALLEST_CELL = 0.01
 """Inches."""
 _SMALLEST_TEXT = 6.0
@@ -43,7 +45,11 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
     size = min(size, max(_SMALLEST_TEXT, _LINE * POINTS_PER_INCH * cell))
     line = size / _LINE / POINTS_PER_INCH
     scale = 0.0 if figure.largest is None else _SCALE
-    canvas = Canvas(figsize=(width, down * (cell * len(rows) + 0.3) + 0.87 * below + 0.3 + scale), layout="constrained")
+    titles = {panel: fitted(title, width / across - 0.2) for panel, title in figure.panel_titles.items()}
+    above = 0.1 + _TITLE * max(title.count("\n") + 1 for title in titles.values())
+    canvas = Canvas(
+        figsize=(width, down * (cell * len(rows) + above) + 0.87 * below + 0.3 + scale), layout="constrained"
+    )
     grid = canvas.subplots(down, across, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
@@ -58,7 +64,7 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
         _frames(axes, figure, table)
         if figure.digits is not None:
             write_numbers(axes, values, figure.digits, min(points("xtick.labelsize"), 0.24 * 72 * cell))
-        axes.set_title(fitted(figure.panel_titles[panel], width / across - 0.2))
+        axes.set_title(titles[panel])
         along = every(list(columns), cell * len(columns), line) if position + across >= len(panels) else []
         up = every(list(rows), cell * len(rows), line) if position % across == 0 else []
         words = [columns.iloc[place] for place in along]

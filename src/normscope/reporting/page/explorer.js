@@ -382,7 +382,7 @@ class Explorer {
 }
 
 // Whether the values of a selection may be negative.
-const isSigned = (data, { minus, measure }) => Boolean(minus) || data.signed_measures.includes(measure);
+const isSigned = (data, { sentence, minus, measure }) => Boolean(minus) || data.sentences[sentence].is_difference || data.signed_measures.includes(measure);
 
 // The symbol of a measure's title: "‖αf(x)‖ (weighted vector)".
 const symbolOf = (title) => title.split(" (")[0];

@@ -77,6 +77,7 @@ def packed(token_map: TokenMap) -> dict[str, Any]:
         "queries": token_map.queries,
         "keys": token_map.keys,
         "is_cross_attention": token_map.is_cross_attention,
+        "is_difference": token_map.is_difference,
         "of_targets": token_map.of_targets,
         "layers": token_map.layers,
         "heads": token_map.heads,
