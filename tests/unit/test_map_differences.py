@@ -96,3 +96,4 @@ def test_texts_before_and_after_a_change_are_compared_cell_by_cell(saved_model):
     assert all(sentence.startswith("The largest change: in layer ") for sentence in found.sentences)
     assert len(found.tables["map_changes"]) == 20 * len(shown.maps)
     assert "The largest change" in repr(found)
+    assert "<h1>Comparison of 2 texts in " in normscope.page(found)

@@ -28,6 +28,7 @@ _NOUNS = {
     "dataset.name": "datasets",
     "dataset.path": "datasets",
     "weights": "sets of weights",
+    "text": "texts",
     "texts": "sets of texts",
     "layers": "choices of layers",
     "analysis": "sets of analyses",
@@ -120,6 +121,8 @@ def title(configs: Sequence[Config]) -> str:
         words = f"{len(configs)} runs over {', '.join(each[:-1])} and {each[-1]}"
     if not words:
         words = f"{len(configs)} {'run' if len(configs) == 1 else 'runs'}"
+    if all("function" in config for config in configs):  # single texts, which are their own corpus
+        return f"Comparison of {words}"
     if "models" not in counts:
         words += f" of {last_part(str(configs[0].get('model.name')))}"
     if all(config.get("model.random_init") for config in configs):
