@@ -24,7 +24,7 @@ from normscope.models.load.tokenizer_loading import TokenNames
 from normscope.models.observe.observer import Observer
 from normscope.rounding import number
 from tests.one_text import attention
-from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, facts_for, tiny_model, tiny_stack, token_batch
+from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS, facts_for, rounds_inside, tiny_model, tiny_stack, token_batch
 
 LENGTHS = (9, 6, 3)
 EXACT = {"rtol": 0, "atol": 1e-12}  # float64
@@ -78,7 +78,9 @@ def test_weights_are_those_of_eager_attention(family, family_model):
     for row, values in enumerate(found if isinstance(found, list) else [found]):
         expected = weights[:, row, :, : LENGTHS[row], : LENGTHS[row]]
         assert [*values.axes] == ["layer", "head", "query", "key"]
-        torch.testing.assert_close(torch.from_numpy(values.values), expected, **EXACT)
+        # GPT-J's scores are float32, and are rounded in another way in a batch with padding.
+        exact = CLOSE if rounds_inside(family_model) else EXACT
+        torch.testing.assert_close(torch.from_numpy(values.values), expected, **exact)
 
 
 @pytest.mark.spread(2)

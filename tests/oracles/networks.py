@@ -91,7 +91,7 @@ FORMS: Mapping[str, Form] = {
 }
 """By family."""
 
-_INPUT_NORMS = ("input_layernorm", "ln_1", "self_attn_layer_norm")
+_INPUT_NORMS = ("input_layernorm", "ln_1", "self_attn_layer_norm", "attn_norm")
 """What layers call the norm before attention; after attention, some use the last name for that of the sum."""
 
 
@@ -165,7 +165,7 @@ class NetworkBlock:
     def input_norm(self) -> Normalisation | None:
         """The norm of what attention reads."""
         norms = (getattr(self.module, name, None) for name in _INPUT_NORMS)
-        norm = next((norm for norm in norms if norm is not None), None)
+        norm = next((norm for norm in norms if norm is not None and not isinstance(norm, nn.Identity)), None)
         return None if norm is None or self.parameters.norm_position == "post" else norm_weights(norm, self.facts)
 
     @property

@@ -162,7 +162,7 @@ def test_where_the_reader_is_elsewhere_the_static_explorer_is_shown(page, model,
     monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/me/")
     shown = page._repr_html_()
     assert page.url.partition("#")[0] not in shown.partition("Live page, once you forward its port")[0]
-    assert decompose(model, TEXT).explorer()._repr_html_()[:200] == shown[:200]
+    assert decompose(model, TEXT).result.explorer()._repr_html_()[:200] == shown[:200]
 
 
 def test_while_a_notebook_uses_the_model_the_page_says_so(page, model):

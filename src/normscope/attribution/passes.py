@@ -721,12 +721,13 @@ class _Recorder:
     @contextlib.contextmanager
     def hooks(self, texts: int) -> Iterator[None]:
         """Context in which a pass is recorded."""
-        handle = self._model.register_forward_hook(self._returned)
-        try:
-            with LayerCalls(self._of, texts, self._enter, self._leave, places=self._facts.places):
-                yield
-        finally:
-            handle.remove()
+        with contextlib.ExitStack() as exit_:
+            # A head may call a stack inside the base model, whose output the base model would hand on.
+            for module in self._model.modules():
+                if isinstance(module, PreTrainedModel):
+                    exit_.callback(module.register_forward_hook(self._returned).remove)
+            exit_.enter_context(LayerCalls(self._of, texts, self._enter, self._leave, places=self._facts.places))
+            yield
 
     def _enter(self, _layer: int, vectors: Tensor) -> Tensor | None:
         check_cancelled()

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from normscope.linear.computed import record
 from normscope.linear.layers import Followed, start
-from normscope.linear.provenance import Made, begin, keep, made_of, noted
+from normscope.linear.provenance import Made, begin, keep, keep_result, made_of, noted
 from normscope.linear.rules import (
     BESIDE,
     COMPOSED,
@@ -245,7 +245,7 @@ class BlockRecogniser(HeldFixed):
         result = self.by_rule(call, given) if is_followed else call.function(*call.args, **call.kwargs)
         if call.name in SUMS and isinstance(result, Tensor) and self._continues(made):
             self.last = result
-        keep(made, tensors_in(result))
+        keep_result(call, made, result)
         if _changes(call) and (result is None or not is_followed or result is call.args[0]):
             changed = call.args[0]
             keep(made, [changed] if changed._base is None else [changed, changed._base])
@@ -357,7 +357,7 @@ class BlockRecogniser(HeldFixed):
             of_factor = made_of(step.factor)
             if isinstance(step.factor, Tensor) and of_factor is not None and of_factor.is_of_scores:
                 trail.attention[-1].scaled(step.factor)
-        keep(made, tensors_in(result))
+        keep_result(call, made, result)
         if self._projects:
             record(call, given, made, result, changes=_changes(call))
         self._note_block(result, trail)

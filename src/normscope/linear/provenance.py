@@ -36,7 +36,9 @@ _REDUCTIONS = names("sum mean amax amin var std logsumexp")
 """Functions that add other tokens up, unless they run over the last axis."""
 
 _JOINED = names("cat concat concatenate")
-"""Functions that may move tokens, unless they put tensors beside each other along the last axis."""
+"""Functions that may move tokens, unless they put tensors beside each other along the last axis, or pieces into order again."""
+
+_SPLIT = names("split chunk tensor_split")
 
 _INDICES = (torch.int64, torch.int32)
 
@@ -44,7 +46,7 @@ _INDICES = (torch.int64, torch.int32)
 class Made:
     """How a tensor was made from the tokens' vectors."""
 
-    __slots__ = ("by_token", "function", "number", "parents")
+    __slots__ = ("by_token", "function", "number", "parents", "piece")
 
     def __init__(
         self, function: str, parents: Sequence["Made"] = (), *, by_token: bool = True, number: float | Tensor = 1.0
@@ -53,6 +55,8 @@ class Made:
         self.parents = tuple(parents)
         self.by_token = by_token
         """Whether the function makes each token's vector from that token's alone."""
+        self.piece: tuple[int, int, int] | None = None
+        """Of a piece of a tensor: its number, how many there are, and along which axis."""
         self.number = number
         """What the function multiplies by, if it is one number. A tensor without axes is not read: the host may wait."""
 
@@ -189,7 +193,7 @@ def _by_token(call: Call, given: Sequence[Tensor], of_tokens: int) -> bool:
     if name in _REDUCTIONS:
         return _is_last_axis(call, given[0].ndim)
     if name in _JOINED:
-        return of_tokens < 2 or _is_last_axis(call, given[0].ndim)
+        return of_tokens < 2 or _is_last_axis(call, given[0].ndim) or _joins_pieces(call, given)
     if name == "__getitem__":
         return not any(each.dtype in _INDICES for each in tensors_in(call.args[1]))
     return name not in _CROSSES
@@ -202,8 +206,39 @@ def _is_last_axis(call: Call, axes: int) -> bool:
     return dim in (-1, axes - 1)
 
 
+def _joins_pieces(call: Call, given: Sequence[Tensor]) -> bool:
+    """Whether a function puts all pieces of one tensor into order again, as norms of single heads do."""
+    axis = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else 0)
+    found = [_piece_of(made_of(each)) for each in given]
+    pieces = [None if each is None else each.piece for each in found]
+    wholes = {None if each is None else each.parents for each in found}
+    return len(wholes) == 1 and pieces == [(number, len(given), axis % given[0].ndim) for number in range(len(given))]
+
+
+def _piece_of(made: Made | None) -> Made | None:
+    """The only piece that a tensor was made of without moving anything; None if there are several, or none."""
+    if made is None:
+        return None
+    before = ancestors(made, lambda each: each.piece is None and each.by_token and each.function not in MOVES)
+    pieces = [each for each in before if each.piece is not None]
+    return pieces[0] if len(pieces) == 1 else None
+
+
 def keep(made: Made | None, results: Iterable[Tensor]) -> None:
     """Note how tensors were made; ids and masks are left out."""
     for each in results:
         if each.is_floating_point() or each.is_complex():
             each._made = made  # type: ignore[attr-defined]
+
+
+def keep_result(call: Call, made: Made, result: object) -> None:
+    """Note how the result of a function was made, whose pieces are told apart."""
+    results = [*tensors_in(result)]
+    if call.name not in _SPLIT:
+        keep(made, results)
+        return
+    axis = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else 0)
+    for number, each in enumerate(results):
+        piece = Made(call.name, made.parents)
+        piece.piece = number, len(results), axis % each.ndim
+        keep(piece, [each])

@@ -61,7 +61,7 @@ class ModelFacts:
     source: str
     """Where the model's code is."""
     width: int
-    """Number of dimensions of hidden vectors."""
+    """Number of dimensions of hidden vectors; inside a bottleneck, blocks have fewer."""
     layers: int
     """Number of layers. Some, in hybrids, have hidden vectors but no block."""
     blocks: tuple[BlockFacts, ...]

@@ -83,7 +83,9 @@ class _Reader:
         self._writes_between = self._calls_function = False
         self._is_plain = True
         self._axis = -1
-        self._in_modules, self._width = True, 0
+        self._in_modules = True
+        self._width = self._entered = self._hidden = 0
+        """Numbers of dimensions of a block, of what the layer that is running has been given, and of that with a block."""
         self._starts: list[int] = []
         self._given: dict[Made, int] = {}
         """Which call of a part of a layer, counted from 1, was the first to be given what vectors."""
@@ -115,7 +117,7 @@ class _Reader:
         return ModelFacts(
             family=getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__,
             source=_where(model),
-            width=self._width,
+            width=self._hidden or self._width,
             layers=max(self._calls.calls[each] for each in self._lists) if self._in_modules else len(blocks),
             blocks=blocks,
             stack=self._stack,
@@ -161,6 +163,7 @@ class _Reader:
         )
         if trail.in_layer:
             self._lists.add(self._calls.list)
+            self._hidden = self._entered
         else:
             entered = made_of(trail.inputs)
             if entered in self._given:
@@ -170,6 +173,7 @@ class _Reader:
     def _enter(self, layer: int, vectors: Tensor) -> None:
         if vectors.shape[-1] == self._tokens != vectors.shape[-2]:
             self._axis = -2
+        self._entered = vectors.shape[self._axis]
         made = made_of(vectors)
         if made is not None:
             self._given.setdefault(made, self._calls.entries)
