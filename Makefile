@@ -23,9 +23,11 @@ run: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory -j2 lint pytest
 
-# What takes too long for every change: before an issue or a release is called done.
+# What takes too long for every change: before an issue or a release is called done. Processes that know a simulated device can
+# neither be forked nor train, so its tests have their own.
 test-slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m "slow and not cuda" $(ARGS)
+	$(BIN)/python -m pytest -m "slow and cuda" $(ARGS)
 
 # The tests with every dependency at its lower bound in pyproject.toml, in an environment of their own.
 test-lowest: $(LOWEST)/constraints.txt

@@ -61,9 +61,10 @@ def followed(case: Case, errors: str) -> Iterator[Case]:
         # Quotes make it a value, which may still be one of the wrong type.
         again = (said[0], *(f"normscope: {argument}: " for argument in new if _QUOTED not in said[0]))
         what = f"{case.what}, as its message suggests: {' '.join(arguments[-1:])}"
+        statuses = case.statuses if arguments[:1] == ["-m"] else EITHER  # of a sweep, jobs may fail
         writes = "outputs" if _drops_folder(case.arguments, arguments) else case.writes
         yield dataclasses.replace(
-            case, what=what, arguments=arguments, names=[""], statuses=EITHER, refused=again, writes=writes
+            case, what=what, arguments=arguments, names=[""], statuses=statuses, refused=again, writes=writes
         )
 
 
