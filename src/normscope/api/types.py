@@ -40,7 +40,10 @@ Texts = TypeAliasType("Texts", Annotated[Text | list[Text] | BatchEncoding, Inst
 """A text, a list of texts, or what a tokenizer made of them."""
 
 ManyTexts = TypeAliasType(
-    "ManyTexts", Annotated[Text | Iterable[Text], Instance("texts, pairs (tuples) of texts or token ids", (Iterable,))]
+    "ManyTexts",
+    Annotated[
+        Text | Iterable[Text], Instance("a str, a pair (tuple) of two str, token ids, or a list of these", (Iterable,))
+    ],
 )
 """A text, or any number of texts, which are read once."""
 

@@ -67,11 +67,13 @@ def _fitting(name: str, value: object, adapter: TypeAdapter[Any]) -> Any:
     try:
         return adapter.validate_python(_plain(value))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-    if reason := str(first.get("ctx", {}).get("error", "")):
-        raise InputError(f"{name}={_shown(first['input'])}: {reason}")
+        wrong = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
+    if reason := str(wrong.get("ctx", {}).get("error", "")):
+        raise InputError(f"{name}={_shown(wrong['input'])}: {reason}")
     expected = in_words(adapter.json_schema(schema_generator=_InPython))
-    raise InputError(f"{name}: expected {expected}, got {_shown(value)}")
+    is_item = isinstance(wrong["loc"][-1] if wrong["loc"] else None, int) and wrong["type"] != "missing"
+    item = f"{_shown(wrong['input'])} in " if is_item else ""
+    raise InputError(f"{name}: expected {expected}, got {item}{_shown(value)}")
 
 
 def _plain(value: object) -> object:
@@ -95,6 +97,9 @@ class _InPython(GenerateJsonSchema):
 
     def dict_schema(self, _schema: Any) -> dict[str, Any]:
         return {"expected": "a dict with names as keys"}
+
+    def tuple_schema(self, schema: Any) -> dict[str, Any]:
+        return {"expected": f"a tuple of {len(schema['items_schema'])}"}
 
     def callable_schema(self, _schema: Any) -> dict[str, Any]:
         return {"expected": "a function"}
