@@ -1,4 +1,4 @@
-"""normscope: measures what the attention blocks of a Transformer do.
+"""Measures what the attention blocks of a Transformer do.
 
 ```python
 import normscope
@@ -9,6 +9,32 @@ normscope.attribute(model, "A lovely film.", target=lambda hidden: hidden[0, 3])
 for block in normscope.observe(model, ["one sentence", ("and", "a pair")]):
     print(block.layer, block.mixing_ratios)
 ```
+
+`help(normscope.decompose)` explains one of these names in full:
+
+    load              Load a model and verify that it can be observed exactly.
+    wrap              Prepare a model that is already in memory, and verify that it can be observed exactly.
+    observe           Iterate over the attention blocks of one forward pass, layer by layer.
+    decompose         Decompose a text: how much does each token receive from every other, layer by layer?
+    attention         How much chosen tokens or regions of a text receive from others through attention, at any length.
+    attribute         Attribute a number that a model computes from a text to the text's tokens.
+    attribution_maps  Map how much of each output vector of a model comes from each token of a text, through all layers.
+    similarity        Split the similarity of two texts into what each pair of tokens adds to it.
+    run               Run one analysis or several over texts in memory.
+    Callback          Runs analyses on a few texts at regular intervals during training.
+    explore           The live page of a model: type a text, change a word, and see what changes.
+    LivePage          A page that is served until it is closed; see `explore`.
+
+    Result            The results of a run, or the part of one of its analyses.
+    read              Read the folder of a finished run: its tables, metrics, figures, token maps, config and facts.
+    page              The page of one run, which reports its results, or of several, which compares them.
+    compare           What distinguishes results: which differences are detectable, and how large they are.
+
+    Label             The logit of a class, from a text classifier; of a regression, its value.
+    NextToken         The logit of a token as the next one after the text, from a causal or a translation model.
+    MaskedToken       The logit of a token in place of a mask in the text, from a masked language model.
+    Answer            An answer that follows the text, from a causal language model: the sum over its tokens.
+    SimilarityTo      The cosine similarity of the text's embedding with that of another.
 """
 
 import sys
@@ -18,75 +44,59 @@ from typing import TYPE_CHECKING, Any
 if sys.platform == "win32":  # files are locked, and processes limited, as POSIX does
     raise ImportError("normscope runs on Linux and macOS; on Windows, run it in WSL")
 
-from normscope.distribution import VERSION as __version__
+from normscope.distribution import VERSION
 
-if TYPE_CHECKING:
-    from normscope.api import (
-        Answer,
-        Callback,
-        Label,
-        MaskedToken,
-        NextToken,
-        SimilarityTo,
-        attention,
-        attribute,
-        attribution_maps,
-        decompose,
-        load,
-        observe,
-        run,
-        similarity,
-        wrap,
-    )
-    from normscope.live.notebook import LivePage, explore
-    from normscope.reporting.viewing import compare, page
-    from normscope.results.result import Result
+__version__ = VERSION
+
+if TYPE_CHECKING:  # names that are exported, as type checkers want them
+    from normscope.api import Answer as Answer
+    from normscope.api import Callback as Callback
+    from normscope.api import Label as Label
+    from normscope.api import MaskedToken as MaskedToken
+    from normscope.api import NextToken as NextToken
+    from normscope.api import SimilarityTo as SimilarityTo
+    from normscope.api import attention as attention
+    from normscope.api import attribute as attribute
+    from normscope.api import attribution_maps as attribution_maps
+    from normscope.api import decompose as decompose
+    from normscope.api import load as load
+    from normscope.api import observe as observe
+    from normscope.api import run as run
+    from normscope.api import similarity as similarity
+    from normscope.api import wrap as wrap
+    from normscope.live.notebook import LivePage as LivePage
+    from normscope.live.notebook import explore as explore
+    from normscope.reporting.viewing import compare as compare
+    from normscope.reporting.viewing import page as page
+    from normscope.results.result import Result as Result
 
     read = Result.read
 
-__all__ = [
-    "Answer",
-    "Callback",
-    "Label",
-    "LivePage",
-    "MaskedToken",
-    "NextToken",
-    "Result",
-    "SimilarityTo",
-    "__version__",
-    "attention",
-    "attribute",
-    "attribution_maps",
-    "compare",
-    "decompose",
-    "explore",
-    "load",
-    "observe",
-    "page",
-    "read",
-    "run",
-    "similarity",
-    "wrap",
-]
-
+_API = (
+    *("Answer", "Callback", "Label", "MaskedToken", "NextToken", "SimilarityTo"),
+    *("attention", "attribute", "attribution_maps", "decompose", "load", "observe", "run", "similarity", "wrap"),
+)
 _LIVE = ("LivePage", "explore")
+_VIEWS = ("compare", "page")
+_RESULTS = ("Result", "read")
 
 
+# There is no `__all__`: with one, `help(normscope)` has all that `help` has of each name, a thousand lines.
 def __dir__() -> list[str]:  # what has not been imported yet is completed as well
-    return sorted(__all__)
+    return sorted((*_API, *_LIVE, *_VIEWS, *_RESULTS, "__version__"))
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Result", "read"):  # it needs no torch
+    if name in _RESULTS:  # it needs no torch
         from normscope.results.result import Result
 
         return Result if name == "Result" else Result.read
-    if name in ("compare", "page"):  # nor do they
+    if name in _VIEWS:  # nor do they
         from normscope.reporting import viewing
 
         return getattr(viewing, name)
     # Importing torch and transformers takes seconds, which `--help` should not.
-    if name in __all__:
+    if name in (*_API, *_LIVE):
         # Where ipywidgets is missing, tqdm warns about it once, when a library first asks for its bars. Ours are text.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "IProgress not found")

@@ -53,6 +53,14 @@ def message(error: BaseException) -> str:
     return f"normscope: {printable(str(error), 1000)}"
 
 
+def describe_type(value: object) -> str:
+    """The type of a value, with the types of its first elements, for messages."""
+    if isinstance(value, tuple | list):
+        types = ", ".join(type(part).__name__ for part in value[:3])
+        return f"a {type(value).__name__} of {len(value)} ({types}{', ...' if len(value) > 3 else ''})"
+    return type(value).__name__
+
+
 def printable(text: str, longest: int) -> str:
     """Text on one line, with control characters escaped, cut if it is too long.
 

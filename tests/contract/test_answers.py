@@ -155,7 +155,6 @@ def test_spans_add_up_their_tokens(model):
         (normscope.Answer([3, 10**6]), {}, "answer: expected token ids from 0 to"),
         (normscope.Answer(tokens=0), {}, "tokens=0: expected at least 1"),
         (normscope.Answer([5] * 40), {}, "the text \\(6 tokens\\) and the answer \\(40\\) exceed 30 tokens"),
-        (normscope.Answer("film", measure="nats"), {}, "measure='nats': expected one of logit, log_probability"),
         (normscope.Answer("film"), {"against": 3}, "against=3: expected another answer"),
         (normscope.NextToken("film"), {"against": [3]}, "expected a class or a token"),
         (

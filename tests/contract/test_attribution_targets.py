@@ -15,7 +15,6 @@ from transformers import (
 
 import normscope
 from normscope.api.arguments import single_text
-from normscope.api.targets import prepared
 from normscope.attribution.passes import held_pass
 from normscope.attribution.readouts import readout_of
 from normscope.attribution.scalars import attribute_scalars
@@ -228,6 +227,7 @@ def test_next_tokens(tokenizer):
         (("attribute", TEXT, lambda hidden: hidden), r"to a scalar tensor .* shape \(7, 24\)"),
         (("attribute", TEXT, lambda _hidden: 3.0), "it returned float"),
         (("similarity", TEXT, OTHER), r"pooling: tiny has no modules.json .* expected one of mean, cls, last"),
+        (("attribution_maps", TEXT, []), "methods: expected at least one method, got none"),
         (
             ("attribution_maps", TEXT, ["alti", "attention"]),
             "methods='attention': expected one of rollout, norm_rollout",
@@ -241,9 +241,9 @@ def test_arguments_that_make_no_sense(encoder, arguments, message):
 
 
 def test_types_that_are_refused(encoder):
-    for target in (None, True, 1.5):
+    for target in (None, True, 1.5, [None]):
         with pytest.raises(InputError, match="target: expected a Label"):
-            prepared(encoder, single_text(encoder, TEXT, "attribute"), target)
+            normscope.attribute(encoder, TEXT, target)
     with pytest.raises(InputError, match="attribute takes one text or one pair"):
         single_text(encoder, [TEXT], "attribute")
 

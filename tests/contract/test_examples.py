@@ -12,7 +12,7 @@ from tests.contract.test_saved_runs import RUN
 
 FUNCTIONS = [
     name
-    for name in normscope.__all__
+    for name in dir(normscope)
     if not name.startswith("__") and isinstance(getattr(normscope, name), FunctionType | MethodType)
 ]
 

@@ -39,7 +39,7 @@ ALLOWED = {
     "statistics": {"maths"},
     "data": {"options", "maths.tensors", "maths.words"},
     "models": {"options", "config", "data", "distribution", "linear", "maths"},
-    "results": {"declarations", "distribution", "statistics.tidy"},
+    "results": {"config.calls", "declarations", "distribution", "statistics.tidy"},
     "analyses": {
         "attribution",
         "data",

@@ -4,6 +4,7 @@ import enum
 import functools
 import inspect
 import pkgutil
+import pydoc
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ PLUG_INS = {
 def interface() -> str:
     """Every public name on a line, with its signature, and the members of classes below it."""
     lines = []
-    for name in normscope.__all__:
+    for name in dir(normscope):
         if not name.startswith("__"):
             lines += _described(f"normscope.{name}", getattr(normscope, name))
     for module, classes in PLUG_INS.items():
@@ -40,9 +41,22 @@ def interface() -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_interface_is_what_completion_lists():
-    assert dir(normscope) == sorted(normscope.__all__)
-    assert "load" in dir(normscope)
+def test_help_lists_every_name_on_three_screens():
+    """Each with the first sentence that it has of its own, or the beginning of it."""
+    text = pydoc.render_doc(normscope, renderer=pydoc.plaintext)
+    assert len(text.splitlines()) <= 150
+    names = {name for name in dir(normscope) if not name.startswith("__")}
+    listed = dict(re.findall(r"^ {8}(\w+) +(\S.*)$", text, re.MULTILINE))
+    assert listed.keys() == names
+    for name in names:
+        first = inspect.getdoc(getattr(normscope, name)).partition("\n")[0]
+        assert first.startswith(listed[name]), name
+    assert "InputError: If" in pydoc.render_doc(normscope.decompose, renderer=pydoc.plaintext)
+
+
+def test_type_checkers_find_what_completion_lists():
+    exported = re.findall(r"^    from .* import (\w+) as \1$", Path(normscope.__file__).read_text(), re.MULTILINE)
+    assert dir(normscope) == sorted({*exported, "read", "__version__"})
 
 
 def _described(name: str, value: object) -> Iterator[str]:
@@ -88,7 +102,10 @@ def _plain(value: object) -> str:
     text = re.sub(r"<factory>|<function .*? at 0x[0-9a-f]+>", "…", text)
     text = re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", text)
     text = re.sub(r"[\w.]*Annotated\[(\w+), FieldInfo\(.*?\)\]", r"\1", text)  # what a value must be is not its type
-    return re.sub(r"\b(?:\w+\.)+(?=[A-Za-z_])", "", text).replace("'", '"')
+    text = re.sub(r"\b(?:\w+\.)+(?=[A-Za-z_])", "", text)
+    text = re.sub(r"Optional\[(\w+)\]", r"\1 | None", text)
+    text = re.sub(r"Union\[([^][]+)\]", lambda union: union[1].replace(", ", " | ").replace("NoneType", "None"), text)
+    return text.replace("'", '"')
 
 
 def test_public_names_and_signatures_are_those_of_the_snapshot():
@@ -101,7 +118,7 @@ def test_no_submodule_has_the_name_of_a_public_function():
         module.name for package in (normscope, normscope.api) for module in pkgutil.iter_modules(package.__path__)
     }
     assert modules, "no submodules were found"
-    assert not modules & {*normscope.__all__, *normscope.api.__all__}
+    assert not modules & {*dir(normscope), *normscope.api.__all__}
 
 
 if __name__ == "__main__":

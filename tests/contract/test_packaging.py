@@ -31,7 +31,12 @@ from tests.end_to_end.shell import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
-CONDA_NAMES = {"pytorch": "torch", "matplotlib-base": "matplotlib", "huggingface_hub": "huggingface-hub"}
+CONDA_NAMES = {
+    "pytorch": "torch",
+    "matplotlib-base": "matplotlib",
+    "huggingface_hub": "huggingface-hub",
+    "typing_extensions": "typing-extensions",
+}
 EXTRAS = {name: [*map(Requirement, lines)] for name, lines in PROJECT["optional-dependencies"].items()}
 NEXT_PYTHON = "3.14"
 """The first Python that requires another version of a package; conda-forge does not have that version yet."""
@@ -52,6 +57,7 @@ MODULES = {
     "huggingface-hub": "huggingface_hub",
     "hydra-core": "hydra",
     "pyyaml": "yaml",
+    "typing-extensions": "typing_extensions",
 }
 
 

@@ -83,13 +83,13 @@ def test_some_measures_equal_the_whole(family, level, tokenizer, monkeypatch):
     [
         ({"layers": []}, "layers: expected at least one number, got none"),
         ({"layers": [0]}, "layers: expected whole numbers from 1 to 3, got 0"),
-        ({"layers": ["1"]}, "layers: expected whole numbers from 1 to 3, got '1'"),
+        ({"layers": ["1"]}, "layers: expected a list of items, each a whole number, or None, got '1' in a list"),
         ({"queries": [99]}, "queries: expected whole numbers from 0 to"),
-        ({"queries": [True]}, "queries: expected whole numbers from 0 to"),
+        ({"queries": [True]}, "queries: expected a list of items, each a whole number, or None, got True in a list"),
         ({"queries": [0], "feed_forward": True}, "leave out feed_forward and level"),
         ({"queries": [0], "level": "word"}, "leave out feed_forward and level"),
         ({"measures": ["attn_n", "norms"]}, "measures='norms': expected some of attn_w, attn_n, attnres_n"),
-        ({"measures": [3]}, "measures='3': expected some of attn_w"),
+        ({"measures": [3]}, "measures: expected a list of items, each a str, or None, got 3 in a list"),
     ],
 )
 def test_what_is_not_there(tokenizer, arguments, message):

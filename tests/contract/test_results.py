@@ -156,14 +156,15 @@ def test_what_a_result_cannot_draw_or_save_is_one_line(tmp_path):
     result = Result(maps=[text])
     (tmp_path / "file").write_text("")
     for call, message in (
-        (lambda: result.save(3), "path: expected a str or a Path, got int"),
+        (lambda: result.save(3), "folder: expected a str or a Path, got 3"),
         (lambda: result.save(tmp_path / "file"), "file: cannot be written to: "),
         (lambda: result.figure("mixing"), "figure: expected one of none, got 'mixing'"),
         (lambda: result.figure(layer=99), "layer=99: expected "),
+        (lambda: result.figure(layer=True), "layer: expected a whole number, or None, got True"),
         (lambda: Result().figure(), "figure: expected a result with figures or token maps"),
         (lambda: Result().explorer(), "explorer: expected a result with token maps or pairs of texts"),
-        (lambda: result.figure().save(tmp_path / "a.png", dpi="200"), "dpi: expected a whole number, got str"),
-        (lambda: result.figure().save(tmp_path / "a.png", caption="no"), "caption: expected True or False, got str"),
+        (lambda: result.figure().save(tmp_path / "a.png", dpi="200"), "dpi: expected a whole number, got '200'"),
+        (lambda: result.figure().save(tmp_path / "a.png", caption="no"), "caption: expected True or False, got 'no'"),
     ):
         with pytest.raises(InputError, match=message):
             call()

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import enum
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 import normscope
-from normscope.api.arguments import checked
+from normscope.config.calls import Choice, Several, checked
 from normscope.errors import InputError
 from tests.one_text import attribute, attribution_maps, decompose, similarity
 from tests.unit.test_wrapping import TEXT, in_memory
@@ -28,37 +30,97 @@ class Anything:
     __hash__ = None
 
 
+class Size(enum.StrEnum):
+    small = "small"
+    large = "large"
+
+
+def taking(hint):
+    """A checked function of an argument, which it returns."""
+
+    def function(argument):
+        return argument
+
+    function.__annotations__ = {"argument": hint}
+    return checked(function)
+
+
 @pytest.mark.parametrize(
     ("hint", "fit", "others"),
     [
-        (int, [0, -3, np.int64(3)], {"True": True, "1.0": 1.0, "'1'": "1", "None": None}),
-        (float, [0, 1.5, float("nan"), np.float32(1)], {"False": False, "'x'": "x"}),
+        (
+            int,
+            [0, -3, 10**30, np.int64(3)],
+            {"True": True, "1.0": 1.0, "'1'": "1", "None": None, "ndarray": np.ones(2)},
+        ),
+        (float, [0, 1.5, np.float32(1)], {"False": False, "'x'": "x", "Tensor": torch.ones(2)}),
         (bool, [True, np.bool_(False)], {"0": 0, "'yes'": "yes", "ndarray": np.ones(2), "Tensor": torch.ones(2)}),
-        (str, ["", "a"], {"bytes": b"a", "None": None, "PosixPath": Path("a"), "Anything": Anything()}),
+        (str, ["", "a", np.str_("a")], {"bytes": b"a", "None": None, "PosixPath": Path("a"), "Anything": Anything()}),
         (str | None, ["", None], {"3": 3}),
-        (Sequence[int], [[1], (1,), range(3)], {"bytes": b"a", "set": {1}, "3": 3}),
-        (Iterable[str], [["a"], iter([1]), {"a"}], {"bytes": b"a", "3": 3}),
+        (str | Path, ["a", Path("a")], {"3": 3}),
+        (Sequence[str], [["a"], ("a",)], {"bytes": b"a", "'a'": "a", "set": {"a"}, "1 in a list of 1 (int)": [1]}),
         (Mapping[str, Any], [{}, {"a": 1}], {"dict": {3: 1}, "a list of 0 ()": []}),
-        (tuple[str, str], [("a", "b")], {"a tuple of 2 (str, int)": ("a", 3), "a tuple of 1 (str)": ("a",)}),
+        (tuple[str, str], [("a", "b")], {"3 in a tuple of 2 (str, int)": ("a", 3), "a tuple of 1 (str)": ("a",)}),
         (Callable[[Tensor], Tensor], [len, nn.Identity()], {"3": 3}),
+        (nn.Module, [nn.Identity()], {"type": nn.Identity, "3": 3}),
         (object, [None, True, 3, []], {}),
         (Any, [None, True, 3, []], {}),
     ],
 )
 def test_arguments_have_the_types_of_their_annotations(hint, fit, others):
-    def function(argument):
-        return argument
-
-    function.__annotations__ = {"argument": hint}
-    function = checked(function)
+    function = taking(hint)
     for value in fit:
-        assert function(value) is value
-        assert function(argument=value) is value
+        assert function(value) == value
+        assert function(argument=value) == value
+        assert not isinstance(function(value), np.generic) or isinstance(value, np.str_)
     for shown, value in others.items():
         with pytest.raises(InputError) as raised:
             function(value)
         assert str(raised.value).startswith("argument: expected ")
         assert str(raised.value).endswith(f", got {shown}")
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "listed"),
+    [
+        (Several[int], (1, 2), [1, 2]),
+        (Several[int], range(2), [0, 1]),
+        (Several[int], iter([3, np.int64(4)]), [3, 4]),
+        (Several[int], np.array([3, 4]), [3, 4]),
+        (Several[str], "alti", ["alti"]),
+        (Several[str], {"a"}, ["a"]),
+        (Several[Choice[Size]] | None, ["small", Size.large], [Size.small, Size.large]),
+        (str | Several[str], "all", "all"),
+        (int | Several[int], [1], [1]),
+    ],
+)
+def test_several_are_read_once_into_a_list(hint, value, listed):
+    found = taking(hint)(value)
+    assert found == listed
+    assert [type(each) for each in found] == [type(each) for each in listed]
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "message"),
+    [
+        (Several[int], 3, "argument: expected a list of items, each a whole number, got 3"),
+        (
+            Several[int] | None,
+            [1, True],
+            "argument: expected a list of items, each a whole number, or None, got True in a list of 2 (int, bool)",
+        ),
+        (Several[int], b"ab", "argument: expected a list of items, each a whole number, got bytes"),
+        (Several[int], itertools.count(), "argument: expected a list of items, each a whole number, got count"),
+        (Several[str], {"a": 1}, "argument: expected a list of items, each a str, got dict"),
+        (Choice[Size], "huge", "argument='huge': expected one of small, large"),
+        (Choice[Size] | None, 3, "argument: expected one of small, large, or None, got 3"),
+        (Several[Choice[Size]], ["small", "huge"], "argument='huge': expected one of small, large"),
+    ],
+)
+def test_what_is_wrong_with_several_or_a_choice_is_one_line(hint, value, message):
+    with pytest.raises(InputError) as raised:
+        taking(hint)(value)
+    assert str(raised.value) == message
 
 
 def test_calls_keep_their_names_defaults_and_other_arguments():
@@ -78,8 +140,10 @@ def test_calls_keep_their_names_defaults_and_other_arguments():
 
 def test_attributes_of_targets_are_checked_too():
     assert normscope.NextToken(3) == normscope.NextToken(token=3)
-    with pytest.raises(InputError, match=r"^token: expected a str, a whole number or None, got True$"):
+    with pytest.raises(InputError, match=r"^token: expected a str or a whole number, or None, got True$"):
         normscope.NextToken(True)
+    with pytest.raises(InputError, match=r"^measure='nats': expected one of logit, log_probability$"):
+        normscope.Answer("film", measure="nats")
     assert dataclasses.replace(normscope.Label("a"), label=2).label == 2
 
 

@@ -12,13 +12,15 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.analyses.info import AnalysisInfo
 from normscope.analyses.registry import analyses as known_analyses
-from normscope.api.arguments import checked, in_terms_of_arguments
+from normscope.api.arguments import python_call
 from normscope.api.models import DEFAULT_MODEL, load_stack, wrap
+from normscope.api.types import ManyTexts, Model, Module, Tokenizer
+from normscope.config.calls import Several, checked
 from normscope.config.schema import suggestion
 from normscope.data.given_texts import GivenTexts
-from normscope.errors import InputError
+from normscope.errors import InputError, describe_type
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.text_batches import Text, describe_type, example_of, is_ids, is_messages, parts_of, plain_ids
+from normscope.models.load.text_batches import example_of, is_ids, is_messages, parts_of, plain_ids
 from normscope.models.options import ModelStack
 from normscope.models.stored.random_state import generators_restored
 from normscope.results.result import Result
@@ -28,13 +30,13 @@ from normscope.running.pipeline import analyse
 
 @checked
 def run(
-    analyses: str | Sequence[str],
+    analyses: Several[str],
     *,
-    texts: Text | Iterable[Text],
-    model: LoadedModel | nn.Module | str | Path = DEFAULT_MODEL,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    layers: str | int | Sequence[int] = "all",
-    categories: str | Sequence[str] = "all",
+    texts: ManyTexts,
+    model: Model | Module | str | Path = DEFAULT_MODEL,
+    tokenizer: Tokenizer | None = None,
+    layers: str | int | Several[int] = "all",
+    categories: str | Several[str] = "all",
     level: str = "token",
     token_categories: Mapping[str, Any] | None = None,
     segmentation: str = "none",
@@ -75,7 +77,7 @@ def run(
     Raises:
         InputError: If an argument is invalid, or no text can be used.
     """
-    with in_terms_of_arguments():
+    with python_call():
         infos = _chosen(analyses)
         prepared = _prepared_model(model, tokenizer, infos)
         dataset = {"max_length": max_length, "mask_fraction": mask_fraction, "segmentation": segmentation}
@@ -87,16 +89,14 @@ def run(
             return prepared.exclusively(lambda: analyse(run_options(settings), prepared, corpus, progress=progress))
 
 
-def _chosen(names: str | Sequence[str]) -> list[AnalysisInfo]:
+def _chosen(names: Iterable[str]) -> list[AnalysisInfo]:
     known = known_analyses()
-    wanted = [names] if isinstance(names, str) else list(names)
+    wanted = list(names)
     if not wanted:
         raise InputError(f"analyses=[]: expected at least one of {', '.join(known)}")
     for name in wanted:
         if name not in list(known):
-            raise InputError(
-                f"analyses={name!r}: expected one or more of {', '.join(known)}{suggestion(str(name), known)}"
-            )
+            raise InputError(f"analyses={name!r}: expected one or more of {', '.join(known)}{suggestion(name, known)}")
     return [info for info in known.values() if info.name in wanted]
 
 
@@ -152,7 +152,7 @@ def _options(infos: Sequence[AnalysisInfo], given: Mapping[str, Any]) -> dict[st
     return chosen
 
 
-def listed(texts: Text | Iterable[Text]) -> list[Text]:
+def listed(texts: ManyTexts) -> list[Any]:
     """Texts as a list, also if there is only one.
 
     Raises:
@@ -174,7 +174,7 @@ def listed(texts: Text | Iterable[Text]) -> list[Text]:
     return found
 
 
-def check_names(analyses: str | Sequence[str], options: Mapping[str, Any]) -> None:
+def check_names(analyses: Iterable[str], options: Mapping[str, Any]) -> None:
     """Check that analyses exist, and that each further argument of `run` is one of its parameters or an option of theirs.
 
     Raises:

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,10 +14,11 @@ from torch import Tensor
 from transformers import BatchEncoding
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.api.arguments import chosen, single_text
+from normscope.api.arguments import single_text
 from normscope.api.attribution import Attributed, table_of_effects
 from normscope.api.regions import sums_of_spans
-from normscope.api.targets import Answer, check_linear, required
+from normscope.api.targets import Against, Answer, Targets, check_linear, required
+from normscope.api.types import Spans
 from normscope.attribution.passes import Effects, HeldPass, held_pass
 from normscope.attribution.scalars import ScalarAttribution, attribute_scalars
 from normscope.data.batching import Batch
@@ -40,9 +41,9 @@ _SUMMED = {
 class AttributionCall(NamedTuple):
     """The arguments of a call of `attribute`, but for the model and the text."""
 
-    target: object
-    against: str | int | list[int] | tuple[str, str] | None
-    spans: Mapping[str, tuple[int, int]] | None
+    target: Targets
+    against: Against | None
+    spans: Spans | None
     columns: tuple[str, ...] | None
     """Those of the table of effects; None without one."""
     direct: bool
@@ -188,7 +189,7 @@ def _attribute(model: LoadedModel, text: object, prompt: Batch, target: Answer, 
         prompt: The same as a batch.
     """
     head = required(model, Head.NEXT_TOKEN, "Answer").model
-    measure = chosen("measure", target.measure, AnswerMeasure)
+    measure = AnswerMeasure(target.measure)
     before: list[int] = prompt.input_ids[0].tolist()
     if target.answer is None:
         answer = _continued(model, head, prompt, target.tokens)

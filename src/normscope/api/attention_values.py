@@ -11,11 +11,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import BatchEncoding
 
-from normscope.api.arguments import Texts, checked, chosen, in_terms_of_arguments, refuse_overflow, whole_numbers
+from normscope.api.arguments import python_call, refuse_overflow, within
 from normscope.api.attended import AttentionValues as AttentionValues
 from normscope.api.attended import result_of
 from normscope.api.one_text import described
 from normscope.api.regions import Read, Regions, asks_for_words, regions_of
+from normscope.api.types import Model, Texts
+from normscope.config.calls import Choice, Several, checked
 from normscope.data.batching import Batch
 from normscope.data.options import Level
 from normscope.errors import InputError
@@ -37,15 +39,15 @@ _LARGEST_SHARE = 0.8
 
 @checked
 def attention(
-    model: LoadedModel,
+    model: Model,
     text: Texts,
     *,
     queries: Any = None,
     keys: Any = None,
-    layers: Iterable[int] | None = None,
-    heads: Iterable[int] | None = None,
-    measure: str = "weight",
-    reduce: str | None = None,
+    layers: Several[int] | None = None,
+    heads: Several[int] | None = None,
+    measure: Choice[PairMeasure] = "weight",
+    reduce: Choice[HeadReduction] | None = None,
     top: int | None = None,
 ) -> Result:
     """How much chosen tokens or regions of a text receive from others through attention, at any length.
@@ -91,7 +93,7 @@ def attention(
         InputError: If regions overlap, are empty or lie outside the text; if a layer has no softmax attention; if the result
             does not fit into memory; or if the text is too long for the model.
     """
-    with in_terms_of_arguments():
+    with python_call():
         asked = asked_of(model, layers, heads, measure, reduce, top)
         found, single = model.exclusively(lambda: _attention(model, text, queries, keys, asked))
         given = {"queries": queries, "keys": keys, "layers": layers, "heads": heads, "reduce": reduce, "top": top}
@@ -125,19 +127,19 @@ def asked_of(
     if top is not None and top < 1:
         raise InputError(f"top={top}: expected a number of keys, 1 or more")
     facts = model.facts
-    numbers = whole_numbers("layers", layers, 1, model.layers) or list(facts.attends)
+    numbers = within("layers", layers, 1, model.layers) or list(facts.attends)
     for layer in numbers:
         facts.check_attends("layers", layer)
     if facts.heads_differ and (heads is not None or reduce is None):
         raise InputError(
             f"reduce: the layers of {model.name} differ in their number of heads; set reduce=mean or max, and leave heads out"
         )
-    of_heads = whole_numbers("heads", heads, 1, facts.heads) or list(range(1, facts.heads + 1))
+    of_heads = within("heads", heads, 1, facts.heads) or list(range(1, facts.heads + 1))
     return Asked(
         layers=sorted(numbers),
         heads=of_heads,
-        measure=chosen("measure", measure, PairMeasure),
-        reduction=None if reduce is None else chosen("reduce", reduce, HeadReduction),
+        measure=PairMeasure(measure),
+        reduction=None if reduce is None else HeadReduction(reduce),
         top=top,
     )
 

@@ -9,8 +9,9 @@ import pandas as pd
 from jaxtyping import Float
 from transformers import BatchEncoding
 
-from normscope.api.arguments import checked, chosen, exclusive, single_text
+from normscope.api.arguments import exclusive, single_text
 from normscope.api.one_text import described
+from normscope.api.types import Model, Text
 from normscope.attribution.methods import (
     NEEDS_FEED_FORWARD,
     NEEDS_VECTORS_OF_KEYS,
@@ -21,11 +22,11 @@ from normscope.attribution.methods import (
 )
 from normscope.attribution.model_maps import ModelMaps, model_maps
 from normscope.attribution.translations import translation_maps
+from normscope.config.calls import Choice, Several, checked
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.maths.choices import ValueBias
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.text_batches import Text
 from normscope.results.findings import Sentence, Summary
 from normscope.results.maps import TokenMap
 from normscope.results.result import Result
@@ -176,13 +177,13 @@ def _summary(of: TokenMap) -> Summary:
 @checked
 @exclusive
 def attribution_maps(
-    model: LoadedModel,
+    model: Model,
     text: Text | BatchEncoding,
-    methods: Iterable[str] | None = None,
+    methods: Several[Choice[MapMethod]] | None = None,
     *,
-    bias: str = "token",
-    stage: str = "block",
-    level: str = "token",
+    bias: Choice[ValueBias] = "token",
+    stage: Choice[MapStage] = "block",
+    level: Choice[Level] = "token",
 ) -> Result:
     """Map how much of each output vector of a model comes from each token of a text, through all layers.
 
@@ -216,8 +217,8 @@ def attribution_maps(
         InputError: If an argument is invalid, a method is not defined for the model's family, or the text is too long.
     """
     wanted = _methods_of(model, methods)
-    at_stage, rule = chosen("stage", stage, MapStage), chosen("bias", bias, ValueBias)
-    of_level = chosen("level", level, Level)
+    at_stage, rule = MapStage(stage), ValueBias(bias)
+    of_level = Level(level)
     if model.facts.reads_target:
         if of_level is Level.word:
             raise InputError("level=word is not defined for maps of translations; use level=token")
@@ -238,8 +239,10 @@ def _methods_of(model: LoadedModel, methods: Iterable[str] | None) -> list[MapMe
         if model.facts.reads_target:
             return [MapMethod.ALTI]
         return [each for each in _METHODS if not model.facts.is_gated or each not in NEEDS_VECTORS_OF_KEYS]
-    names = [methods] if isinstance(methods, str) else list(methods)
-    return [chosen("methods", name, MapMethod) for name in names]
+    wanted = [MapMethod(method) for method in methods]
+    if not wanted:
+        raise InputError("methods: expected at least one method, got none")
+    return wanted
 
 
 def _of_translation(model: LoadedModel, text: object, methods: list[MapMethod]) -> Result:

@@ -1,7 +1,7 @@
 """Attribution of one number to the tokens of a text, and to the parts of the model."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,40 +9,42 @@ import torch
 from jaxtyping import Float
 
 from normscope.api.answers import AttributionCall, attributed_answer
-from normscope.api.arguments import Texts, checked, chosen, exclusive, single_text
+from normscope.api.arguments import exclusive, single_text
 from normscope.api.attribution import Attributed, result_of, table_of_effects
 from normscope.api.one_text import described
 from normscope.api.regions import OTHER_PAIR, PAIR, owners_of_tokens, sums_of_spans
-from normscope.api.targets import Answer, Label, NextToken, TokenTarget, check_linear, prepared
+from normscope.api.targets import Against, Answer, Label, NextToken, Targets, TokenTarget, check_linear, prepared
+from normscope.api.types import Model, Spans, Texts
 from normscope.attribution.methods import check_followed
 from normscope.attribution.passes import held_pass, held_translation
 from normscope.attribution.scalars import attribute_scalars
+from normscope.config.calls import Choice, Several, checked
 from normscope.data.batching import Batch
 from normscope.data.options import Level
 from normscope.data.token_texts import TokenTexts
-from normscope.errors import InputError
+from normscope.errors import InputError, describe_type
 from normscope.maths.choices import AttentionRule, ValueBias
 from normscope.maths.tensors import wide
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.predictor import token_number
-from normscope.models.load.text_batches import describe_type, is_single, plain_ids
+from normscope.models.load.text_batches import is_single, plain_ids
 from normscope.results.result import Result
 
 
 @checked
 @exclusive
 def attribute(
-    model: LoadedModel,
+    model: Model,
     text: Texts,
-    target: TokenTarget | list[TokenTarget],
+    target: Targets,
     *,
-    against: str | int | list[int] | tuple[str, str] | None = None,
-    spans: Mapping[str, tuple[int, int]] | None = None,
-    by: str | Iterable[str] | None = None,
+    against: Against | None = None,
+    spans: Spans | None = None,
+    by: Several[str] | None = None,
     direct: bool = False,
-    bias: str = "token",
-    attention: str = "held",
-    level: str = "token",
+    bias: Choice[ValueBias] = "token",
+    attention: Choice[AttentionRule] = "held",
+    level: Choice[Level] = "token",
 ) -> Result:
     """Attribute a number that a model computes from a text to the text's tokens.
 
@@ -96,7 +98,7 @@ def attribute(
 
     Sources: Modarressi et al. 2023, DecompX (arXiv:2306.02873); for `through`, Achtibat et al. 2024 (arXiv:2402.05602).
     """
-    columns, of_level = _columns(by, direct=direct), chosen("level", level, Level)
+    columns, of_level = _columns(by, direct=direct), Level(level)
     rules = _rules(bias, attention, by_part=columns is not None)
     found, single = _attributed(model, text, AttributionCall(target, against, spans, columns, direct, of_level, *rules))
     return dataclasses.replace(result_of(found, single=single), **_about(model, found, of_level, attention))
@@ -114,8 +116,8 @@ def _rules(bias: str, attention: str, *, by_part: bool) -> tuple[ValueBias, bool
     Args:
         by_part: Whether the parts of the model are told apart.
     """
-    rule = chosen("bias", bias, ValueBias)
-    through = chosen("attention", attention, AttentionRule) is AttentionRule.through
+    rule = ValueBias(bias)
+    through = AttentionRule(attention) is AttentionRule.through
     for name, is_set in {"by": by_part, "bias=decompx": rule is ValueBias.decompx}.items():
         if through and is_set:
             raise InputError(f"{name}: not defined with attention=through; leave one of them out")
@@ -162,7 +164,11 @@ def _of_text(model: LoadedModel, text: object, asked: AttributionCall) -> list[A
 
 
 def _of_scalars(
-    model: LoadedModel, batch: Batch, targets: Sequence[object], owners: Sequence[str] | None, asked: AttributionCall
+    model: LoadedModel,
+    batch: Batch,
+    targets: Sequence[TokenTarget],
+    owners: Sequence[str] | None,
+    asked: AttributionCall,
 ) -> list[Attributed]:
     """The attributions of numbers of a single stack, in one pass, with all effects if any were asked for."""
     assert not isinstance(asked.against, tuple)
@@ -203,13 +209,13 @@ def _of_scalars(
 
 
 def _against_pair(
-    model: LoadedModel, text: object, target: object, other: tuple[str, str], asked: AttributionCall
+    model: LoadedModel, text: object, target: TokenTarget, other: tuple[str, str], asked: AttributionCall
 ) -> Attributed:
     """A class of one pair of texts, minus the same class of another pair.
 
     A text that both pairs have is one span, whose sum is the difference.
     """
-    label = Label(target) if isinstance(target, str | int) and not isinstance(target, bool) else target
+    label = Label(target) if isinstance(target, str | int) else target
     if not isinstance(text, tuple) or not isinstance(label, Label):
         what = describe_type(text) if isinstance(label, Label) else describe_type(target)
         raise InputError(
@@ -250,13 +256,13 @@ def _against_pair(
 _BY = ("layer", "head", "token")
 
 
-def _columns(by: str | Iterable[str] | None, *, direct: bool) -> tuple[str, ...] | None:
+def _columns(by: Iterable[str] | None, *, direct: bool) -> tuple[str, ...] | None:
     """The columns of the table of effects."""
     if by is None:
         return None
-    names = [by] if isinstance(by, str) else list(by)
+    names = list(by)
     if not names or any(name not in _BY for name in names):
-        raise InputError(f"by={str(by)[:80]!r}: expected some of {', '.join(_BY)}")
+        raise InputError(f"by={', '.join(names)[:80]!r}: expected some of {', '.join(_BY)}")
     if not direct and "layer" not in names:
         raise InputError(
             "by: expected `layer` among them, because total effects of different layers do not add up; add it, or set "

@@ -9,8 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.api.arguments import Texts, checked, chosen, exclusive, whole_numbers
+from normscope.api.arguments import exclusive, within
 from normscope.api.one_text import described, stacked
+from normscope.api.types import Model, Texts
+from normscope.config.calls import Choice, Several, checked
 from normscope.data.batching import Batch
 from normscope.data.options import Level
 from normscope.errors import InputError
@@ -36,15 +38,15 @@ _PARTS = ("share", "own", "residual", "bias")
 @checked
 @exclusive
 def decompose(
-    model: LoadedModel,
+    model: Model,
     text: Texts,
     *,
     heads: bool = False,
     feed_forward: bool = False,
-    level: str = "token",
-    layers: Iterable[int] | None = None,
-    queries: Iterable[int] | None = None,
-    measures: Iterable[str] | None = None,
+    level: Choice[Level] = "token",
+    layers: Several[int] | None = None,
+    queries: Several[int] | None = None,
+    measures: Several[str] | None = None,
 ) -> Result:
     """Decompose a text: how much does each token receive from every other, layer by layer?
 
@@ -88,9 +90,9 @@ def decompose(
     """
     if feed_forward:
         _ = model.layers_verification
-    of_level = chosen("level", level, Level)
+    of_level = Level(level)
     batch = batch_from_texts(model, text, of_level)
-    wanted = whole_numbers("layers", layers, 1, model.layers)
+    wanted = within("layers", layers, 1, model.layers)
     for layer in wanted or ():
         model.facts.check_attends("layers", layer)
     if queries is not None and (feed_forward or of_level is Level.word):
@@ -154,12 +156,12 @@ def _measures(model: LoadedModel, measures: Iterable[str] | None) -> tuple[str, 
     """The wanted maps of pairs; None for all."""
     if measures is None:
         return None
-    names = (measures,) if isinstance(measures, str) else tuple(measures)
+    names = tuple(measures)
     of_vectors = [str(method) for method in model.facts.methods if method in OF_STAGE.values()]
     defined = ["attn_w", *(of_vectors[:1] if model.facts.is_cross_attention else of_vectors), SHARE]
     for name in names:
         if name not in defined:
-            raise InputError(f"measures={str(name)[:80]!r}: expected some of {', '.join(defined)}")
+            raise InputError(f"measures={name[:80]!r}: expected some of {', '.join(defined)}")
     return names
 
 
@@ -211,7 +213,7 @@ def _decomposed(
     """
     batch = batch.to(model.device)
     length = batch.input_ids.shape[1]
-    places = whole_numbers("queries", None if rows is None else [_from_end(row, length) for row in rows], 0, length - 1)
+    places = within("queries", None if rows is None else [_from_end(row, length) for row in rows], 0, length - 1)
     at = None if places is None else torch.tensor(places)
     maps = _maps(model, observer, batch, at, measures, heads, feed_forward)
     ratios, parts = maps.pop("ratios"), maps.pop("parts")
@@ -265,6 +267,6 @@ def _maps(
     return pair_maps(observer, batch, beside, queries=queries, measures=measures, feed_forward=feed_forward)
 
 
-def _from_end(place: object, length: int) -> object:
+def _from_end(place: int, length: int) -> int:
     """A place counted from the end, counted from the beginning."""
-    return place + length if isinstance(place, int) and -length <= place < 0 else place
+    return place + length if -length <= place < 0 else place

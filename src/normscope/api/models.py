@@ -4,18 +4,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from transformers import BatchEncoding
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from normscope.api.arguments import checked, chosen, in_terms_of_arguments
+from normscope.api.arguments import python_call
+from normscope.api.types import Model, Module, Texts, Tokenizer
+from normscope.config.calls import Choice, checked
 from normscope.config.schema import plain
 from normscope.data.batching import Batch
 from normscope.errors import InputError
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import open_model
-from normscope.models.load.text_batches import Text, batch_from_texts
+from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.load.wrapping import wrap_model
 from normscope.models.observe.check import Check
 from normscope.models.observe.observer import Observer, Visitor
@@ -37,11 +37,11 @@ def load(
     name: str | Path = DEFAULT_MODEL,
     *,
     revision: str | None = None,
-    tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
-    stack: str | None = None,
+    tokenizer: str | Path | Tokenizer | None = None,
+    stack: Choice[ModelStack] | None = None,
     device: str = "auto",
     device_map: object = None,
-    dtype: str = "float32",
+    dtype: Choice[DType] = "float32",
     random_init: bool = False,
     seed: int = 0,
     source_language: str | None = None,
@@ -76,7 +76,7 @@ def load(
     Raises:
         InputError: If the model cannot be loaded, cannot be observed exactly, or observation changes its results.
     """
-    with in_terms_of_arguments("name"):
+    with python_call("name"):
         loaded = tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
         options = ModelOptions(
             name=str(name),
@@ -94,7 +94,7 @@ def load(
         if device_map is not None:
             named = None if device == "auto" else device
             _check_alone(device_map, random_init=random_init, device=named)
-        return _verified(options, DeviceOptions(name=device, dtype=chosen("dtype", dtype, DType)), device_map, loaded)
+        return _verified(options, DeviceOptions(name=device, dtype=DType(dtype)), device_map, loaded)
 
 
 def load_stack(name: str, stack: str | None, tokenizer: PreTrainedTokenizerBase | None) -> LoadedModel:
@@ -116,10 +116,10 @@ def _verified(
 
 @checked
 def wrap(
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    model: Module,
+    tokenizer: Tokenizer | None = None,
     *,
-    stack: str | None = None,
+    stack: Choice[ModelStack] | None = None,
     inputs: Callable[..., Any] | None = None,
     tokens: Sequence[str] | None = None,
 ) -> LoadedModel:
@@ -155,7 +155,7 @@ def wrap(
         InputError: If the model's attention is not part of blocks that can be measured, its modules have hooks or are otherwise
             modified, its adapters cannot be merged exactly, or observation changes its results.
     """
-    with in_terms_of_arguments(), drawing():  # as its forward may
+    with python_call(), drawing():  # as its forward may
         chosen = _stack(stack)
         wrapped = wrap_model(model, tokenizer, None if chosen is None else chosen.value, inputs=inputs, tokens=tokens)
         _ = wrapped.verification  # made here
@@ -171,11 +171,11 @@ def _check_alone(device_map: object, **others: object) -> None:
 def _stack(stack: str | None) -> ModelStack | None:
     if stack is None:
         return None
-    return chosen("stack", stack, ModelStack)
+    return ModelStack(stack)
 
 
 @checked
-def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch) -> Iterator[AttentionBlock]:
+def observe(model: Model, texts: Texts | Batch) -> Iterator[AttentionBlock]:
     """Iterate over the attention blocks of one forward pass, layer by layer.
 
     A block holds its layer's activations, so use it inside the loop and do not keep it. The pass advances only when the next
@@ -199,7 +199,7 @@ def observe(model: LoadedModel, texts: Text | list[Text] | BatchEncoding | Batch
     """
 
     def run(visit: Visitor) -> None:
-        with in_terms_of_arguments():
+        with python_call():
             batch = texts if isinstance(texts, Batch) else batch_from_texts(model, texts)
         with Observer(model.model, model.facts) as observer:
             inputs = batch.to(model.device).model_inputs()

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from normscope.data.batching import Batch
 from normscope.data.tokenization import Span, owners_of
-from normscope.errors import InputError, printable
+from normscope.errors import InputError, describe_type, printable
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import (
-    describe_type,
     is_ids,
     is_messages,
     messages_in,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -10,19 +10,23 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import BatchEncoding
+from typing_extensions import TypeAliasType
 
-from normscope.api.arguments import Texts, checked, chosen, exclusive, single_text
+from normscope.api.arguments import exclusive, single_text
 from normscope.api.one_text import described, stacked
 from normscope.api.targets import chosen_embedder
+from normscope.api.types import Model, Text, Texts
 from normscope.attribution.methods import check_followed
 from normscope.attribution.similarities import Scored, compared, embedded_parts, late_parts, met
+from normscope.config.calls import Choice, checked
+from normscope.config.rules import Expected
 from normscope.data.batching import Batch
 from normscope.data.encoders import prompt_length
-from normscope.errors import InputError, cut
-from normscope.maths.choices import SimilarityFunction, ValueBias
+from normscope.errors import InputError, cut, describe_type
+from normscope.maths.choices import Pooling, SimilarityFunction, ValueBias
 from normscope.maths.embedder import Embedder
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.text_batches import Text, describe_type, is_single, require_unicode
+from normscope.models.load.text_batches import is_single, require_unicode
 from normscope.results.figures import ColouredText, Figure, TextPair
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
@@ -107,16 +111,20 @@ class _Similarity(NamedTuple):
         return f"{begun(self.what)} {number(self.value)}: {parts}. The pairs that add most: {pairs}."
 
 
+Prompts = TypeAliasType("Prompts", Annotated[str | tuple[str, str], Expected("a str or a pair (tuple) of two str")])
+"""A prompt, or one for each side."""
+
+
 @checked
 @exclusive
 def similarity(
-    model: LoadedModel,
+    model: Model,
     text_a: Texts,
     text_b: Texts,
     *,
-    pooling: str | None = None,
-    bias: str = "token",
-    prompts: str | tuple[str, str] | None = None,
+    pooling: Choice[Pooling] | None = None,
+    bias: Choice[ValueBias] = "token",
+    prompts: Prompts | None = None,
 ) -> Result:
     """Split the similarity of two texts into what each pair of tokens adds to it.
 
@@ -154,7 +162,7 @@ def similarity(
         InputError: If an argument is invalid, the model's embeddings cannot be split into parts, or a text is too long.
     """
     check_followed(model.facts)
-    rule = chosen("bias", bias, ValueBias)
+    rule = ValueBias(bias)
     embedder = model.any_embedder if pooling is None else chosen_embedder(model, pooling)
     of_a, of_b = prompts if isinstance(prompts, tuple) else (prompts, prompts)
     texts_a, texts_b = (side if isinstance(side, list) and not is_single(side) else None for side in (text_a, text_b))
@@ -189,7 +197,7 @@ class Embedded(NamedTuple):
 
 @checked
 @exclusive
-def embedded_text(model: LoadedModel, text: Text, kind: str = "query") -> Embedded:
+def embedded_text(model: Model, text: Text, kind: str = "query") -> Embedded:
     """What the embedding of a text is made of, with the pooling and the prompt that are the model's own; see `similarity`.
 
     Args:

@@ -3,19 +3,24 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import BatchEncoding
 from transformers.modeling_utils import PreTrainedModel
+from typing_extensions import TypeAliasType
 
-from normscope.api.arguments import checked, chosen, single_text
+from normscope.api.arguments import single_text
+from normscope.api.types import Text
 from normscope.attribution.embeddings import embedding, parts_of_embedding
 from normscope.attribution.passes import HeldPass
+from normscope.config.calls import Choice, checked
+from normscope.config.rules import Expected
 from normscope.data.batching import Batch
-from normscope.errors import InputError, one_line
-from normscope.maths.choices import Pooling
+from normscope.errors import InputError, describe_type, one_line
+from normscope.maths.choices import AnswerMeasure, Pooling
 from normscope.maths.embedder import Embedder, pooled
 from normscope.maths.tensors import wide
 from normscope.models.blocks.block import full_precision
@@ -23,7 +28,7 @@ from normscope.models.load.any_module import returned_vectors
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.predictor import Predictor, last_of_text, masks_in
 from normscope.models.load.task_heads import Head
-from normscope.models.load.text_batches import Text, describe_type, tokens_of_prompt
+from normscope.models.load.text_batches import tokens_of_prompt
 from normscope.models.stored.logit_meaning import LogitMeaning
 from normscope.rounding import number
 
@@ -40,7 +45,7 @@ class Label:
 @checked
 @dataclasses.dataclass(frozen=True)
 class NextToken:
-    """The logit of a token as the next one after the text, from a causal language model or a translation model."""
+    """The logit of a token as the next one after the text, from a causal or a translation model."""
 
     token: str | int | None = None
     """A text that is one token, otherwise the name of a token; or its number. The most likely one by default."""
@@ -59,7 +64,7 @@ class Answer:
     step."""
     tokens: int = 20
     """Maximum length of the model's own answer, in tokens."""
-    measure: str = "logit"
+    measure: Choice[AnswerMeasure] = "logit"
     """What is added up: `logit` or `log_probability`."""
     matrix: bool = False
     """Whether to attribute each of the answer's tokens as well as their sum."""
@@ -82,15 +87,30 @@ class SimilarityTo:
     """The cosine similarity of the text's embedding with that of another. Both norms are held fixed."""
 
     text: Text | BatchEncoding
-    pooling: str | None = None
+    pooling: Choice[Pooling] | None = None
     """`mean`, `cls` or `last`. By default, what the model's sentence-transformers files say."""
 
 
 Target = Label | NextToken | Answer | MaskedToken | SimilarityTo | Callable[[Float[Tensor, "token model"]], Tensor]
 
+_EXPECTED = "a Label, NextToken, Answer, MaskedToken or SimilarityTo, a label, or a function of the last hidden vectors"
 
-TokenTarget = Target | str | int
+TokenTarget = TypeAliasType("TokenTarget", Annotated[Target | str | int, Expected(_EXPECTED)])
 """A target, or the name or number of a class."""
+
+Targets = TypeAliasType(
+    "Targets", Annotated[TokenTarget | list[TokenTarget], Expected(f"{_EXPECTED}; or a list of these")]
+)
+"""A target, or a list of targets of one kind."""
+
+
+Against = TypeAliasType(
+    "Against",
+    Annotated[
+        str | int | list[int] | tuple[str, str], Expected("a class, a token, an answer or a pair (tuple) of two str")
+    ],
+)
+"""The name or number of a class or of a token, an answer (a text or token ids), or a pair of texts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +127,7 @@ class PreparedTarget:
     """Whether the target is linear in the last hidden vectors, with what the head computes held fixed: no remainder."""
 
 
-def prepared(model: LoadedModel, batch: Batch, target: object, against: str | int | None = None) -> PreparedTarget:
+def prepared(model: LoadedModel, batch: Batch, target: TokenTarget, against: str | int | None = None) -> PreparedTarget:
     """Check a target and prepare to evaluate it.
 
     Args:
@@ -117,8 +137,9 @@ def prepared(model: LoadedModel, batch: Batch, target: object, against: str | in
         against: A class or token whose logit is subtracted.
 
     Raises:
-        InputError: If `target` is not a target, the model has no head for it, or nothing can be subtracted from it.
+        InputError: If the model has no head for it, or nothing can be subtracted from it.
     """
+    assert not isinstance(target, Answer)
     match target:
         case Label():
             return _class(model, target, against)
@@ -126,23 +147,19 @@ def prepared(model: LoadedModel, batch: Batch, target: object, against: str | in
             return _next_token(model, batch, target, against)
         case MaskedToken():
             return _masked_token(model, batch, target, against)
-        case _ if against is not None and not (isinstance(target, str | int) and not isinstance(target, bool)):
+        case _ if against is not None and not isinstance(target, str | int):
             raise InputError(
                 f"against={against!r}: expected a target that is a class, a token or an answer, got {describe_type(target)}"
             )
         case SimilarityTo():
             return _similarity(model, batch, target)
-        case str() | int() if not isinstance(target, bool):
+        case str() | int():
             return _class(model, Label(target), against)
-        case _ if callable(target):
+        case _:
             own = target
             return PreparedTarget(
                 None, lambda passed: (_own_scalar(own, passed.returned), "the target"), is_linear=False
             )
-    raise InputError(
-        "target: expected a Label, NextToken, Answer, MaskedToken or SimilarityTo, a label, or a function of the last hidden "
-        f"vectors; got {describe_type(target)}"
-    )
 
 
 def check_linear(what: str, remainder: float, size: float, dtype: torch.dtype) -> None:
@@ -171,12 +188,8 @@ _LEFT, _MOST_LEFT = 2000, 0.05
 
 
 def chosen_embedder(model: LoadedModel, pooling: str | None) -> Embedder:
-    """What makes a model's embeddings: pooling alone if it is given, otherwise what its own files say.
-
-    Raises:
-        InputError: If it is unknown.
-    """
-    return model.embedder if pooling is None else Embedder(chosen("pooling", pooling, Pooling))
+    """What makes a model's embeddings: pooling alone if it is given, otherwise what its own files say."""
+    return model.embedder if pooling is None else Embedder(Pooling(pooling))
 
 
 def _class(model: LoadedModel, target: Label, against: str | int | None) -> PreparedTarget:

@@ -3,19 +3,19 @@
 import contextlib
 import io
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from torch import nn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.api.analysing import check_names, listed, run
-from normscope.api.arguments import checked
+from normscope.api.types import ManyTexts, Tokenizer
+from normscope.config.calls import Several, checked
 from normscope.errors import InputError, one_line
-from normscope.models.load.text_batches import Text, is_ids
+from normscope.models.load.text_batches import is_ids
 from normscope.models.stored.random_state import generators_restored
 from normscope.reporting.tracker import log_to_active_run
 from normscope.results.figures import Lines
@@ -58,10 +58,10 @@ class Callback(TrainerCallback):
     @checked
     def __init__(
         self,
-        analyses: str | Sequence[str],
+        analyses: Several[str],
         *,
-        texts: Text | Iterable[Text],
-        tokenizer: PreTrainedTokenizerBase,
+        texts: ManyTexts,
+        tokenizer: Tokenizer,
         every: int = 500,
         name: str = "normscope",
         **options: Any,

@@ -74,17 +74,24 @@ def _of_name(schema: Mapping[str, Any], named: Mapping[str, Any]) -> Mapping[str
     return found
 
 
-def _words(schema: Mapping[str, Any], named: Mapping[str, Any]) -> str:
+def in_words(schema: Mapping[str, Any]) -> str:
     """What a JSON Schema expects."""
+    return _words(schema, schema.get("$defs", {}))
+
+
+def _words(schema: Mapping[str, Any], named: Mapping[str, Any]) -> str:
     match schema:
+        case {"format": "path"}:
+            return "a Path"
         case {"expected": words}:
             return str(words)
         case {"$ref": _}:
             return _words(_of_name(schema, named), named)
-        case {"anyOf": [*others, {"type": "null"}]}:
-            return f"{_words({'anyOf': others}, named)}, or null"
+        case {"anyOf": [*others, {"type": "null", **null}]}:
+            return f"{_words({'anyOf': others}, named)}, or {null.get('expected', 'null')}"
         case {"anyOf": parts}:
-            return " or ".join(_words(part, named) for part in parts)
+            *others, last = dict.fromkeys(_words(part, named) for part in parts)
+            return " or ".join(filter(None, (", ".join(others), last)))
         case {"enum": values}:
             return f"one of {', '.join(map(str, values))}"
         case {"const": value}:

@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlencode
 
-from normscope.api.arguments import checked
 from normscope.api.decomposition import decompose
+from normscope.api.types import Model
+from normscope.config.calls import checked
 from normscope.errors import InputError
 from normscope.live import require_extra
 from normscope.live.session import Session
@@ -27,7 +28,7 @@ _HEIGHT = 900
 
 
 @checked
-def explore(model: LoadedModel, text: Any = None, *, port: int = 0, tokens: int = 64) -> "LivePage":
+def explore(model: Model, text: Any = None, *, port: int = 0, tokens: int = 64) -> "LivePage":
     """The live page of a model: type a text, change a word, and see what changes. Notebooks show it in a frame.
 
     A background thread serves the page until you close it or Python exits: only to this machine, and only to those who have the

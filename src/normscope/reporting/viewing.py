@@ -3,10 +3,15 @@
 import argparse
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated
 
+from typing_extensions import TypeAliasType
+
+from normscope.config.calls import Instance, Several, checked
+from normscope.config.rules import Expected
 from normscope.config.schema import check_options
 from normscope.errors import InputError, one_line
 from normscope.reporting.comparison import in_terminal, runs
@@ -26,8 +31,20 @@ from normscope.results.result import Result
 from normscope.results.run_files import RESULTS, Status
 from normscope.untrusted.writing import write_file, write_named
 
+_ONE = "what normscope.run or normscope.read returned"
 
-def page(results: Result | Sequence[Result], path: str | Path | None = None) -> str:
+Results = TypeAliasType(
+    "Results",
+    Annotated[
+        Annotated[Result, Instance(_ONE)] | Several[Annotated[Result, Instance(_ONE)]],
+        Expected(f"{_ONE}, or a list of these"),
+    ],
+)
+"""A result, or several."""
+
+
+@checked
+def page(results: Results, path: str | Path | None = None) -> str:
     """The page of one run, which reports its results, or of several, which compares them. It needs no other file.
 
     Args:
@@ -46,9 +63,7 @@ def page(results: Result | Sequence[Result], path: str | Path | None = None) -> 
     Raises:
         InputError: If `results` is anything else or cannot be drawn, or the file cannot be written.
     """
-    several = _checked(results)
-    if path is not None and not isinstance(path, str | Path):
-        raise InputError(f"path: expected the path of a file, got {type(path).__name__}")
+    several = _listed(results)
     with _drawn("results"):
         content = report.page(several[0]) if len(several) == 1 else comparison_page(_comparison(several))
     if path is not None:
@@ -56,7 +71,8 @@ def page(results: Result | Sequence[Result], path: str | Path | None = None) -> 
     return content
 
 
-def compare(results: Sequence[Result]) -> Result:
+@checked
+def compare(results: Results) -> Result:
     """What distinguishes results: which differences are detectable, and how large they are.
 
     Args:
@@ -77,7 +93,7 @@ def compare(results: Sequence[Result]) -> Result:
     Raises:
         InputError: If no run has completed, or `results` is anything else.
     """
-    several = _checked(results)
+    several = _listed(results)
     with _drawn("results"):
         comparison = _comparison(several)
         tables = {name: getattr(comparison, name) for name in _COMPARED}
@@ -100,25 +116,10 @@ _COMPARED = ("metrics", "values", "seeds", "tests", "sequence_tests", "training"
 """The tables of a comparison."""
 
 
-_MOST_RESULTS = 10_000
-
-
-def _checked(results: object) -> list[Result]:
-    """The results of one run or of several."""
-    expected = "results: expected what normscope.run or normscope.read returned, or a list of these"
-    if isinstance(results, Result):
-        return [results]
-    if not isinstance(results, Iterable) or isinstance(results, str | bytes | Mapping):
-        raise InputError(f"{expected}, got {type(results).__name__}")
-    several: list[Result] = []
-    for result in results:
-        if not isinstance(result, Result):
-            raise InputError(f"{expected}, got {type(result).__name__} in it")
-        if len(several) == _MOST_RESULTS:
-            raise InputError(f"results: expected at most {_MOST_RESULTS:,}, got more")
-        several.append(result)
+def _listed(results: Results) -> list[Result]:
+    several = [results] if isinstance(results, Result) else list(results)
     if not several:
-        raise InputError(f"{expected}, got an empty one")
+        raise InputError(f"results: expected {_ONE}, or a list of these, got an empty list")
     return several
 
 

@@ -7,12 +7,12 @@ import base64
 import dataclasses
 import html
 import importlib
-import numbers
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from normscope.config.calls import checked
 from normscope.errors import InputError
 from normscope.results.figures import Figure, TextPair
 from normscope.results.maps import TokenMap
@@ -32,6 +32,7 @@ class Picture:
 
     description: Figure
 
+    @checked
     def save(
         self,
         path: str | Path,
@@ -51,11 +52,8 @@ class Picture:
         Raises:
             InputError: If an argument is invalid, the file cannot be written, or its extension is unknown.
         """
-        look: dict[str, Any] = {"width": width, "caption": caption, "dpi": dpi}
-        for name, kind, expected in (("caption", bool, "True or False"), ("dpi", numbers.Integral, "a whole number")):
-            if not isinstance(look[name], kind):
-                raise InputError(f"{name}: expected {expected}, got {type(look[name]).__name__}")
-        _reported("normscope.reporting.drawing:save", self.description, checked_path(path), look)
+        look = {"width": width, "caption": caption, "dpi": dpi}
+        _reported("normscope.reporting.drawing:save", self.description, path, look)
 
     @property
     def caption(self) -> str:
@@ -118,13 +116,14 @@ class Explorer:
             return str(_reported("normscope.reporting.page.explorer:explorer_page", self.maps))
         return str(_reported("normscope.reporting.page.explorer:pairs_page", self.pairs))
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Save the page as one HTML file.
 
         Raises:
             InputError: If the file cannot be written.
         """
-        write_named(checked_path(path), self.page.encode())
+        write_named(path, self.page.encode())
 
     def _repr_png_(self) -> bytes:
         return self.picture._repr_png_()
@@ -149,14 +148,3 @@ class Explorer:
         else:
             what = f"Token maps of {counted(len(self.maps), 'text')}"
         return f"{what}; .save('map.html') makes a page to open in a browser"
-
-
-def checked_path(path: object) -> str | Path:
-    """A path that a user has given.
-
-    Raises:
-        InputError: If it is anything else.
-    """
-    if not isinstance(path, str | Path):
-        raise InputError(f"path: expected a str or a Path, got {type(path).__name__}")
-    return path

@@ -9,12 +9,13 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from normscope.config.calls import checked
 from normscope.errors import InputError, escaped, one_line, printable
 from normscope.results.figures import Figure, pairs_of, read_figure, write_figure
 from normscope.results.findings import Sentence, Summary
 from normscope.results.maps import TokenMap, read_maps, write_maps
 from normscope.results.measures import title
-from normscope.results.pictures import Explorer, Picture, checked_path
+from normscope.results.pictures import Explorer, Picture
 from normscope.results.run_files import (
     CONFIG,
     MAPS,
@@ -81,6 +82,7 @@ class Result:
         """The first of the tables."""
         return next(iter(self.tables.values()), pd.DataFrame())
 
+    @checked
     def figure(self, name: str | None = None, *, layer: int | None = None) -> Picture:
         """Draw a figure, which notebooks display and `save` writes to a file.
 
@@ -98,7 +100,7 @@ class Result:
         """
         if layer is None and (name is not None or self.figures):
             known = list(self.figures)
-            if not (name is None or (isinstance(name, str) and name in known)):
+            if name is not None and name not in known:
                 raise InputError(
                     f"figure: expected one of {', '.join(known) or 'none'}, got {printable(repr(name), 60)}"
                 )
@@ -120,6 +122,7 @@ class Result:
             raise InputError("explorer: expected a result with token maps or pairs of texts, got one without")
         return Explorer(self.figure(), pairs=pairs)
 
+    @checked
     def save(self, folder: str | Path) -> None:
         """Write the results into a folder, from which `read` gives them back.
 
@@ -127,7 +130,7 @@ class Result:
             InputError: If the folder cannot be written to.
         """
         try:
-            self.write(Path(checked_path(folder)).expanduser())
+            self.write(Path(folder).expanduser())
         except OSError as error:
             raise InputError(f"{folder}: cannot be written to: {one_line(error)}") from error
 
@@ -164,6 +167,7 @@ class Result:
         write_file(folder, RESULTS, results_content(self.status, self.metrics, self.facts, self.error, words))
 
     @classmethod
+    @checked
     def read(cls, folder: str | Path) -> "Result":
         """Read the folder of a finished run: its tables, metrics, figures, token maps, config and facts.
 
@@ -182,8 +186,6 @@ class Result:
             InputError: If this is not the folder of a finished run, a file is damaged, or another version of normscope wrote
                 the run. A damaged table, figure or file of maps is rejected when it is first read.
         """
-        if not isinstance(folder, str | Path):
-            raise InputError(f"run: expected the folder of a run, got {type(folder).__name__}")
         folder = Path(folder).expanduser()
         require_run(folder)
         results = read_results(folder)

@@ -21,7 +21,7 @@ from normscope.data.options import DatasetKind, DatasetOptions, Level
 from normscope.data.token_sequence import TokenSequence
 from normscope.data.tokenization import Place, continuation, encoded, owners_of, places_of
 from normscope.data.words import NO_WORD, unit_numbers
-from normscope.errors import InputError, one_line, printable
+from normscope.errors import InputError, describe_type, one_line, printable
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.tokenizer_loading import TokenNames
 from normscope.rounding import counted
@@ -29,15 +29,13 @@ from normscope.rounding import counted
 if TYPE_CHECKING:
     from normscope.data.conversations import Conversation
 
-Text = str | tuple[str, str] | list[int] | list[dict[str, str]] | Tensor | np.ndarray
-"""A text, a pair of texts, a conversation (messages with `role` and `content`), or token ids: a list, an array or a tensor."""
-
 log = logging.getLogger("normscope")
 
-_EXPECTED = (
-    "expected a str, a pair (tuple) of two str, a conversation (a list of dicts with role and content), token ids, a list of "
+TEXTS = (
+    "a str, a pair (tuple) of two str, a conversation (a list of dicts with role and content), token ids, a list of "
     "these, or a tokenizer's BatchEncoding"
 )
+"""What texts may be, in words."""
 
 _WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
@@ -52,8 +50,8 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
 
     Args:
         model: See `normscope.load`.
-        texts: A `Text`, a list of these, or a BatchEncoding from the model's tokenizer. An array or a tensor of ids may have a
-            row for each text.
+        texts: A text (see `normscope.decompose`), a list of these, or a BatchEncoding from the model's tokenizer. An array
+            or a tensor of ids may have a row for each text.
         level: Whether the batch comes with the word of each token. Those of a BatchEncoding are its `word_ids`, if it has any.
         as_given: Whether the model's own prompt is left out, because the caller has put one before the texts.
 
@@ -120,14 +118,6 @@ def _with_units(encoder: Encoder, encoding: BatchEncoding, sequences: Sequence[T
             units = unit_numbers(words if mask is None else list(itertools.compress(words, mask)))
         marked.append(encoder.with_units(dataclasses.replace(sequence, units=units)))
     return marked
-
-
-def describe_type(value: object) -> str:
-    """The type of a value, with the types of its first elements, for messages."""
-    if isinstance(value, tuple | list):
-        types = ", ".join(type(part).__name__ for part in value[:3])
-        return f"a {type(value).__name__} of {len(value)} ({types}{', ...' if len(value) > 3 else ''})"
-    return type(value).__name__
 
 
 def example_of(model: LoadedModel, text: object) -> Example:
@@ -355,7 +345,7 @@ def parts_of(text: object) -> tuple[str, ...]:
     """
     pair = text if isinstance(text, tuple) else (text,)
     if len(pair) != (2 if isinstance(text, tuple) else 1) or not all(isinstance(part, str) for part in pair):
-        raise InputError(f"{_EXPECTED}; got {describe_type(text)}")
+        raise InputError(f"expected {TEXTS}; got {describe_type(text)}")
     for part in pair:
         require_unicode(part)
     return pair

@@ -20,7 +20,7 @@ from transformers import AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from normscope.errors import InputError, one_line, printable
+from normscope.errors import InputError, one_line
 from normscope.models.facts import ModelFacts, StackName
 from normscope.models.load.adapters import adapted_layers, merge_active_adapters, without_peft
 from normscope.models.load.any_module import AnyModule, Inputs
@@ -80,8 +80,6 @@ def wrap_model(
     Raises:
         InputError: If it is not such a model, cannot be observed or cannot be copied faithfully.
     """
-    if isinstance(tokens, str):
-        raise InputError(f"tokens: expected a list of names, got the str {printable(repr(tokens), 60)}")
     if tokenizer is not None and tokens is not None:
         raise InputError("tokens: expected none with a tokenizer, which has its own names; leave out one of the two")
     kind = kind_of_encoder(model)

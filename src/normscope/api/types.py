@@ -1,0 +1,53 @@
+"""The names of types in the signatures of the Python interface, with `Several` and `Choice` of `normscope.config.calls`."""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+import numpy as np
+from torch import Tensor, nn
+from transformers import BatchEncoding
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from typing_extensions import TypeAliasType
+
+from normscope.config.calls import Instance
+from normscope.config.rules import Expected
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.text_batches import TEXTS
+
+_KINDS = (str, tuple, list, Tensor, np.ndarray)
+
+Model = TypeAliasType(
+    "Model", Annotated[LoadedModel, Instance("a model from normscope.load or normscope.wrap(model, tokenizer)")]
+)
+"""What `load` and `wrap` return."""
+
+Module = TypeAliasType("Module", Annotated[nn.Module, Instance("a torch.nn.Module")])
+"""A model in memory."""
+
+Tokenizer = TypeAliasType("Tokenizer", Annotated[PreTrainedTokenizerBase, Instance("a transformers tokenizer")])
+"""A tokenizer of transformers."""
+
+Text = TypeAliasType(
+    "Text",
+    Annotated[
+        str | tuple[str, str] | list[int] | list[dict[str, str]] | Tensor | np.ndarray,
+        Instance("a str, a pair (tuple) of two str, a conversation (a list of dicts) or token ids", _KINDS),
+    ],
+)
+"""A text, a pair of texts, a conversation (messages with `role` and `content`), or token ids: a list, an array or a tensor."""
+
+Texts = TypeAliasType("Texts", Annotated[Text | list[Text] | BatchEncoding, Instance(TEXTS, (*_KINDS, BatchEncoding))])
+"""A text, a list of texts, or what a tokenizer made of them."""
+
+ManyTexts = TypeAliasType(
+    "ManyTexts",
+    Annotated[
+        Text | Iterable[Text], Instance("a str, a pair (tuple) of two str, token ids, or a list of these", (Iterable,))
+    ],
+)
+"""A text, or any number of texts, which are read once."""
+
+Spans = TypeAliasType(
+    "Spans", Annotated[Mapping[str, tuple[int, int]], Expected("a dict of pairs (tuples) of whole numbers by name")]
+)
+"""Parts of a text by name, each from its first character up to the one after its last."""
