@@ -64,7 +64,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-    gc.set_threshold(20_000, 20, 50)
+    gc.set_threshold(100_000, 20, 50)
 
 
 def pytest_runtest_setup() -> None:
@@ -125,6 +125,16 @@ def quick_report(request, monkeypatch) -> None:
 
         monkeypatch.setattr(plan, "_texts", lambda *_: [])
         monkeypatch.setattr(views, "page", lambda *_: "")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_proofs() -> Iterator[None]:
+    """Prove each model once, however often it is loaded."""
+    from tests.proofs import prove_once
+
+    with pytest.MonkeyPatch.context() as patch:
+        prove_once(patch)
+        yield
 
 
 @pytest.fixture(scope="session")

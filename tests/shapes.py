@@ -6,9 +6,6 @@ from typing import Any
 
 import jaxtyping
 
-CALLS = 1
-"""How many calls of each function are checked in a test: tests call some of them a hundred thousand times."""
-
 _tests = 0
 """Number of tests that have begun in this process."""
 
@@ -46,18 +43,19 @@ def _checked(check: Callable[[Any], Any], member: Any) -> Any:
 
 
 def _at_first(check: Callable[[Any], Any], unchecked: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is checked when it is called; making the check takes a millisecond, and many are never called."""
-    calls = test = 0
+    """A function whose first call in each test is checked: tests call some functions a hundred thousand times.
+
+    The check is made when it is needed, which takes a millisecond: many functions are never called.
+    """
+    last = -1
     checked = None
 
     @functools.wraps(unchecked)
     def function(*arguments: Any, **named: Any) -> Any:
-        nonlocal calls, test, checked
-        if test != _tests:
-            calls, test = 0, _tests
-        calls += 1
-        if calls > CALLS:
+        nonlocal last, checked
+        if last == _tests:
             return unchecked(*arguments, **named)
+        last = _tests
         checked = checked or check(unchecked)
         return checked(*arguments, **named)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from normscope.analyses.registry import analyses
+from tests.source import parsed
 
 SOURCE = Path(__file__).parents[2] / "src" / "normscope"
 
@@ -207,7 +208,7 @@ def imports(path: Path, source: Path) -> set[str]:
 @functools.cache
 def _imports(text: str, source: Path) -> set[str]:
     found = set()
-    for node in running(_tree(text)):
+    for node in running(parsed(text)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -217,9 +218,6 @@ def _imports(text: str, source: Path) -> set[str]:
                 is_module = place.with_suffix(".py").exists() or (place / "__init__.py").exists()
                 found.add(f"{module}.{alias.name}" if is_module else module)
     return found
-
-
-_tree = functools.cache(ast.parse)
 
 
 def running(tree: ast.AST) -> Iterator[ast.AST]:
@@ -276,7 +274,7 @@ def test_no_file_imports_itself_through_others():
 
 
 def imported_anywhere(path: Path) -> Iterator[str]:
-    for node in ast.walk(_tree(path.read_text())):
+    for node in ast.walk(parsed(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             for alias in node.names:
                 yield f"{node.module}.{alias.name}".removeprefix(f"{SOURCE.name}.")
@@ -302,7 +300,7 @@ def test_modules_that_are_named_in_strings_exist():
     modules = {f"normscope.{module_of(path, SOURCE)}" for path in files(SOURCE)}
     packages = {module.rpartition(".")[0] for module in modules}
     for path in files(SOURCE):
-        strings = (node.value for node in ast.walk(_tree(path.read_text())) if isinstance(node, ast.Constant))
+        strings = (node.value for node in ast.walk(parsed(path.read_text())) if isinstance(node, ast.Constant))
         named = {text.partition(":")[0] for text in strings if re.fullmatch(r"normscope(\.\w+){2,}(:\w+)?", str(text))}
         assert not named - modules - packages, name(path)
 
@@ -336,9 +334,9 @@ def test_no_analysis_is_named_outside_its_own_package():
     for path in files(SOURCE):
         if path.relative_to(SOURCE).parts[0] in ("analyses", "alignment"):
             continue
-        tree = _tree(path.read_text())
-        options = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_analysis(node.value)}
-        strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        nodes = [*ast.walk(parsed(path.read_text()))]
+        options = {node.attr for node in nodes if isinstance(node, ast.Attribute) and _is_analysis(node.value)}
+        strings = {node.value for node in nodes if isinstance(node, ast.Constant)}
         if path.name == "axes.py":
             strings -= {"outliers"}  # the dimensions that are removed together
         if path.name in ("explorer.py", "maps.py"):
@@ -443,7 +441,7 @@ def test_only_models_knows_an_architecture():
 def test_functions_are_short():
     """Complexity and statements are the linter's. The example in a docstring does not count."""
     for path in files(SOURCE):
-        for node in ast.walk(_tree(path.read_text())):
+        for node in ast.walk(parsed(path.read_text())):
             if isinstance(node, ast.FunctionDef):
                 _, _, example = (ast.get_docstring(node) or "").partition("\n\nExamples:\n")
                 lines = (node.end_lineno or 0) - node.lineno + 1

@@ -28,6 +28,7 @@ from normscope.cli.command_line import asked_of
 from normscope.distribution import VERSION
 from normscope.reporting.page.report import citations
 from tests.end_to_end.shell import ROOT
+from tests.source import parsed
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
@@ -234,7 +235,7 @@ def test_windows_is_refused_in_one_line(monkeypatch):
 def test_every_import_is_a_dependency_and_every_dependency_is_imported():
     imported = set()
     for path in (ROOT / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path.read_text())):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:

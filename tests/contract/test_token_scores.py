@@ -42,6 +42,7 @@ def test_a_padded_batch_gives_what_each_text_gives_alone(family, family_model):
             )
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("model_type", ["bert", "gpt2"])
 def test_integrated_gradients_add_up_to_the_difference_from_zero_embeddings(model_type):
     """With enough steps: no frozen model, no approximation but the integral's."""

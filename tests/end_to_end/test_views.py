@@ -73,7 +73,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("view", BROKEN)
 def test_a_view_that_fails_is_one_line(view, capsys, monkeypatch, tmp_path, saved_model, finished):
     """Results are complete before the first view begins."""

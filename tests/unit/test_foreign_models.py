@@ -19,6 +19,7 @@ from normscope.models.stored import config_checks
 from normscope.models.stored.config_checks import check_config_file, check_supported
 from normscope.models.stored.embedder_files import embedder_of
 from normscope.models.stored.weight_checks import check_size
+from tests.source import parsed
 
 SOURCE = Path(__file__).parents[2] / "src" / "normscope"
 
@@ -200,6 +201,6 @@ def _reads(tree: ast.AST) -> Iterator[str]:
 @pytest.mark.slow
 def test_small_files_are_read_by_one_reader():
     reading = {
-        path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py") if any(_reads(ast.parse(path.read_text())))
+        path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py") if any(_reads(parsed(path.read_text())))
     }
     assert sorted(reading - _ELSEWHERE.keys()) == []

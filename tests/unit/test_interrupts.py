@@ -182,7 +182,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("at_most", [15, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("at_most", [8, pytest.param(150, marks=pytest.mark.slow)])
 @pytest.mark.spread(2)
 def test_a_call_that_is_interrupted_anywhere_can_be_made_again(name, at_most, tokenizer):
     wrapped = normscope.wrap(in_memory(AutoModelForSequenceClassification, "bert", tokenizer), tokenizer)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.maths.mixing import ratio
-from tests.shapes import CALLS, begin_test
+from tests.shapes import begin_test
 
 
 def first(left: Float[Tensor, " length"], right: Float[Tensor, " length"]) -> Tensor:
@@ -25,12 +25,11 @@ class Pair:
 
 
 @pytest.mark.parametrize("member", [first, Pair])
-def test_a_wrong_shape_is_an_error_in_the_first_calls_of_each_test(member):
+def test_a_wrong_shape_is_an_error_in_the_first_call_of_each_test(member):
     checked = jaxtyping.jaxtyped(typechecker=beartype)(member)
     for _ in range(2):
-        for _ in range(CALLS):
-            with pytest.raises(jaxtyping.TypeCheckError):
-                checked(torch.ones(2), torch.ones(3))
+        with pytest.raises(jaxtyping.TypeCheckError):
+            checked(torch.ones(2), torch.ones(3))
         checked(torch.ones(2), torch.ones(3))
         begin_test()
 

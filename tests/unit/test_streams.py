@@ -72,6 +72,7 @@ def test_lost_output_changes_no_status(redirection):
     assert "Exception ignored" not in done.stderr
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("words", ["help", "--nope"])
 def test_a_full_disk_is_an_error(words):
     command = f'"$0" -m normscope {words} {"2" if words == "--nope" else ""}>/dev/full'

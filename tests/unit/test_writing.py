@@ -18,6 +18,7 @@ from normscope.reporting.run_folder import LONGEST_NAME, RunFolder, own_files
 from normscope.results.result import Result
 from normscope.running.options import RunOptions
 from normscope.untrusted.writing import new_file, write_file, write_named
+from tests.source import parsed
 from tests.unit.test_figures import CURVES
 
 SOURCE = Path(__file__).parents[2] / "src" / "normscope"
@@ -241,7 +242,7 @@ def test_files_are_written_nowhere_else():
     found = {
         (path.relative_to(SOURCE).as_posix(), name)
         for path in SOURCE.rglob("*.py")
-        for name in _writes(ast.parse(path.read_text()))
+        for name in _writes(parsed(path.read_text()))
     }
     assert found == _ELSEWHERE.keys()
 

@@ -220,7 +220,7 @@ class BlockRecogniser(HeldFixed):
         if call.name in COMPOSED:
             with self.again():
                 return opened(function)(*args, **call.kwargs)
-        given = [*tensors_in(args), *tensors_in(call.kwargs)]
+        given = tensors_in(args) + tensors_in(call.kwargs)
         made = noted(call, given[:1] if call.name in _LIKE else given)
         if made is None:
             return function(*args, **call.kwargs)

@@ -195,11 +195,11 @@ def vectors_of(output: Any) -> Tensor | None:
 
 def _may_hold_layers(entries: nn.Module) -> bool:
     """Whether the entries of a list may be layers; of modules that are called one after another, if all are of one class."""
-    if next(entries.parameters(), None) is None:
+    if not isinstance(entries, nn.ModuleList | nn.Sequential) or next(entries.parameters(), None) is None:
         return False
     if isinstance(entries, nn.ModuleList):
         return True
-    kinds = [*{type(entry) for entry in entries.children()}] if isinstance(entries, nn.Sequential) else []
+    kinds = [*{type(entry) for entry in entries.children()}]
     has_parts = all(next(entry.children(), None) is not None for entry in entries.children())
     return len(kinds) == 1 and has_parts and not issubclass(kinds[0], nn.Sequential)
 

@@ -276,7 +276,7 @@ _KNOWN: "WeakIdKeyDictionary" = WeakIdKeyDictionary()
 
 def _once(layer: Layer, key: tuple[object, ...], find: Callable[[], Any]) -> Any:
     """What is found out once for a linear layer."""
-    weight = next(tensors_in(layer.computed.args))
+    weight = tensors_in(layer.computed.args)[0]
     known = _KNOWN.setdefault(weight if weight._base is None else weight._base, {})
     key = *key, weight.storage_offset(), weight.shape
     if key not in known:

@@ -90,15 +90,21 @@ def marked(values: Any, kind: Kind) -> Any:
     return values
 
 
-def tensors_in(values: Any) -> Iterator[Tensor]:
+def tensors_in(values: Any) -> list[Tensor]:
     """The tensors among arguments or results of a function."""
     if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, tuple | list):
-        for value in values:
-            yield from tensors_in(value)
-    elif isinstance(values, dict):
-        yield from tensors_in([*values.values()])
+        return [values]
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, tuple | list):
+        return []
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):  # most are, and this is called for every function
+            found.append(value)
+        elif isinstance(value, tuple | list | dict):
+            found += tensors_in(value)
+    return found
 
 
 def with_tensors(values: Any, of: Callable[[Tensor], Any]) -> Any:
@@ -491,7 +497,7 @@ class HeldFixed(TorchFunctionMode):
         if name in COMPOSED:
             with self.again():
                 return opened(function)(*args, **kwargs)
-        given = [*tensors_in((args, kwargs))]
+        given = tensors_in((args, kwargs))
         kinds = {kind_of(each) for each in given}
         if None in kinds and any(kind_of(each) is None and each.requires_grad and not each.is_leaf for each in given):
             raise NotAffineError(

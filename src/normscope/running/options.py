@@ -1,12 +1,13 @@
 """The whole config of a run: the options of every package, and those of the run itself; from Python, too."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ConfigDict, Field
 
@@ -187,13 +188,21 @@ def run_options(settings: Mapping[str, Any]) -> RunOptions:
     try:
         values = _plain(settings)
         SCHEMA.check(values)
-        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunOptions), values))
+        options = OmegaConf.to_object(OmegaConf.merge(_defaults(), values))
     except OmegaConfBaseException as error:
         raise InputError(explain(error, SCHEMA)) from error
     except RecursionError as error:
         raise InputError("expected values as in a config file, got a list that contains itself") from error
     assert isinstance(options, RunOptions)
     return options
+
+
+@functools.cache
+def _defaults() -> DictConfig:
+    """The config with its defaults, which takes longer to make than a small run; `merge` leaves it as it is."""
+    made = OmegaConf.structured(RunOptions)
+    assert isinstance(made, DictConfig)
+    return made
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Loads the tokenizer of a model, and makes one for a model that has none."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer, normalizers
@@ -228,10 +228,10 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str, embeddings: 
         "was trained with"
     )
     try:
-        known = max(_known_share(tokenizer, text) for text in (*_TEXTS, _text_of_vocabulary(tokenizer)))
+        knows = any(_known_share(tokenizer, text) > _KNOWN_SHARE for text in _texts(tokenizer))
     except Exception as error:  # broken vocabularies raise many types, Exception among them
         raise InputError(f"the tokenizer of {name!r} cannot read text: {one_line(error)}; {advice}") from error
-    if known <= _KNOWN_SHARE:
+    if not knows:
         raise InputError(f"the tokenizer of {name!r}, with {len(tokenizer)} tokens, knows no text; {advice}")
     if embeddings is not None and len(tokenizer) < _USED_SHARE * embeddings:
         raise InputError(
@@ -247,11 +247,12 @@ def _known_share(tokenizer: PreTrainedTokenizerBase, text: str) -> float:
     return len(known) / max(1, len(ids))
 
 
-def _text_of_vocabulary(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A sample of the tokenizer's vocabulary as text, in order."""
+def _texts(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Texts that a tokenizer may know; the last is a sample of its vocabulary, in order."""
+    yield from _TEXTS
     ordinary = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
     sample = ordinary[:: max(1, len(ordinary) // _SAMPLED_TOKENS)]
-    return " ".join(str(tokenizer.decode([token])).strip() for token in sample)
+    yield " ".join(str(tokenizer.decode([token])).strip() for token in sample)
 
 
 class TokenNames(PreTrainedTokenizerFast):

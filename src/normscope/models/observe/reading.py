@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -269,7 +270,14 @@ def facts_of_config(config: PretrainedConfig, stack: StackName | None = None) ->
     """
     stack = observed_stack(config, stack)
     with refusal_explained(config.model_type):
-        return _facts_of_config(config.to_json_string(use_diff=False), _Config(config), stack)
+        return _facts_of_config(_described(config), _Config(config), stack)
+
+
+def _described(config: PretrainedConfig) -> str:
+    """A config as text without the name of the checkpoint, which says nothing of the model."""
+    described = json.loads(config.to_json_string(use_diff=False))
+    described.pop("_name_or_path", None)
+    return json.dumps(described)
 
 
 def observed_stack(config: PretrainedConfig, stack: StackName | None) -> StackName | None:
