@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from normscope.linear.block_output import KnownWeights, block_output
-from normscope.linear.blocks import BlockRecogniser, NotRecognisedError
+from normscope.linear.blocks import BlockRecogniser
+from normscope.linear.refusals import NotRecognisedError
 from tests.contract.test_recognised_blocks import TOLERANCE
 
 D, H, EPSILON = 12, 3, 1e-3

@@ -17,12 +17,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.linear.block_parameters import BlockParameters
-from normscope.linear.blocks import Trail, is_scaled
 from normscope.linear.layers import Axes, FollowedLayer
 from normscope.linear.projections import Projections
 from normscope.linear.provenance import made_of
 from normscope.linear.rules import Stack, Step, dense
-from normscope.linear.weighted_values import Attended, NotRecognisedError
+from normscope.linear.trails import Trail, is_scaled
+from normscope.linear.weighted_values import Attended
 from normscope.maths.composition import NormPosition
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors
@@ -221,7 +221,7 @@ class _Finder:
         weight = torch.cat(rows)[: heads * head_dim].unflatten(0, (heads, head_dim))
         own = self._written.step.weight
         if own is not None and own.numel() < weight.numel():
-            raise self._refusal(
+            raise self._trail.refusal(
                 "its heads return more than its output projection reads, as if texts were cut into pieces"
             )
         if own is None or own.numel() != weight.numel():
@@ -267,10 +267,10 @@ class _Finder:
             return 0, self._affine(self._start)._replace(divides=False)
         place, step = of_tokens[0], self._steps[of_tokens[0]].step
         if len(of_tokens) > 1 or step is None or not isinstance(step.factor, Tensor):
-            raise self._refusal("several factors on its output are computed from the tokens")
+            raise self._trail.refusal("several factors on its output are computed from the tokens")
         if step.norm is not None:
             if self.position == "post" and not all(map(_only_moves, self._steps[:place])):
-                raise self._refusal("the norm after the residual connection does not read just their sum")
+                raise self._trail.refusal("the norm after the residual connection does not read just their sum")
             own = self._affine([self._start, *self._steps][place], axis=-1)
             return place, own._replace(epsilon=step.norm.epsilon)
         # What a norm reads is the first of its vectors from which σ can be computed.
@@ -280,11 +280,7 @@ class _Finder:
             found = _dividing(self._affine(read), self._value(read), step, min(0.03, 1e4 * rounded))
             if found is not None:
                 return number, found
-        raise self._refusal("a factor on its output is computed from the tokens and is no norm's")
-
-    def _refusal(self, why: str) -> NotRecognisedError:
-        layer, place = self._trail.layer, self._trail.place
-        return NotRecognisedError(f"the attention of layer {layer} cannot be measured: {why} ({place})")
+        raise self._trail.refusal("a factor on its output is computed from the tokens and is no norm's")
 
     def _value(self, read: Stack) -> Tensor:
         """Vectors that a norm may read, with the model's axes."""

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from normscope.linear.blocks import Trail
 from normscope.linear.computed import Computed
 from normscope.linear.provenance import made_of
 from normscope.linear.rules import (
@@ -34,6 +33,7 @@ from normscope.linear.rules import (
     stack_of,
     tensors_in,
 )
+from normscope.linear.trails import Trail
 from normscope.linear.weighted_values import by_head, einsum_terms
 from normscope.maths.keys import PlaneMap
 from normscope.maths.tensors import full_precision

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from normscope.linear.rules import CASTS, DIVISIONS, MOVES, PRODUCTS, SUMS, TIMES, Call, names, tensors_in
+from normscope.linear.rules import CASTS, DIVISIONS, INTO, MOVES, PRODUCTS, SUMS, TIMES, Call, names, tensors_in
 
 SAME = MOVES | CASTS | {"detach"}
 """Functions after which a tensor holds the same vectors."""
@@ -39,6 +39,8 @@ _JOINED = names("cat concat concatenate")
 """Functions that may move tokens, unless they put tensors beside each other along the last axis."""
 
 _INDICES = (torch.int64, torch.int32)
+
+_IN_PLACE = INTO | names("__iadd__ __imul__ __isub__ __itruediv__")
 
 
 class Made:
@@ -207,3 +209,8 @@ def keep(made: Made | None, results: Iterable[Tensor]) -> None:
     for each in results:
         if each.is_floating_point() or each.is_complex():
             each._made = made  # type: ignore[attr-defined]
+
+
+def writes(call: Call) -> bool:
+    """Whether a function writes into its first argument."""
+    return call.name in _IN_PLACE or call.in_place

@@ -19,11 +19,12 @@ from normscope.errors import InputError
 from normscope.linear.block_attention import block_attention
 from normscope.linear.block_output import BlockOutput, KnownWeights, block_output, norm_of_layer
 from normscope.linear.block_parameters import BlockParameters
-from normscope.linear.blocks import Block, BlockRecogniser, Trail, without
+from normscope.linear.blocks import Block, BlockRecogniser, without
 from normscope.linear.layer_calls import LayerCall, LayerCalls
 from normscope.linear.layers import FollowedLayer, NotFollowedError
 from normscope.linear.provenance import Made, begin, begin_vectors, made_of
 from normscope.linear.replaced_output import output_replaced
+from normscope.linear.trails import Trail
 from normscope.linear.whole_layers import WholeLayers
 from normscope.maths.attention import AttentionCall
 from normscope.maths.composition import NormPosition

@@ -27,8 +27,8 @@ from normscope.linear.blocks import Block, BlockRecogniser
 from normscope.linear.layer_calls import LayerCalls, Places
 from normscope.linear.projections import Projections
 from normscope.linear.provenance import AFFINE, Made, ancestors, begin_vectors, made_of
+from normscope.linear.refusals import NotRecognisedError
 from normscope.linear.rules import DIVISIONS, SUMS
-from normscope.linear.weighted_values import NotRecognisedError
 from normscope.maths.attention import AttentionCall
 from normscope.models.facts import TARGETS, BlockFacts, ModelFacts, StackName, token_mask_of
 from normscope.models.observe.attention_function import IMPLEMENTATION, active, attention_by, unobserved
