@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
 
+from normscope.linear.axes import Axes
 from normscope.linear.computed import record
 from normscope.linear.provenance import Made, begin, keep, made_of, noted, writes
 from normscope.linear.refusals import NotRecognisedError, refusal, running_line
@@ -99,6 +100,7 @@ class BlockRecogniser(HeldFixed):
         proves: Whether one token's vectors are followed from attention to the sum on their own, to show that they reach no
             other token.
         layers: Receives whole layers; None to follow blocks alone.
+        axes: The axes of what the residual connection carries; None if each tensor's shape has to tell.
         masks_on_host: Token masks of the pass that can be read without waiting for a device, as far as they are known.
         untouched: Whether fused attention is computed by torch's own kernel, as without this mode.
         positions: The positions of norms, as far as they are known. Blocks are then handed out as soon as they are complete,
@@ -118,13 +120,14 @@ class BlockRecogniser(HeldFixed):
         *,
         proves: bool = False,
         layers: WholeLayers | None = None,
+        axes: Axes | None = None,
         masks_on_host: Sequence[Tensor] = (),
         untouched: bool = False,
         positions: Positions = lambda _layer, _is_self: None,
         projects: bool = True,
     ) -> None:
         super().__init__(model, carries=True, wide=True, added=None if layers is None else layers.add)
-        self._texts, self._layer, self._layers = texts, layer, layers
+        self._texts, self._axes, self._layer, self._layers = texts, axes, layer, layers
         self._proves, self._projects, self.masks_on_host = proves, projects, masks_on_host
         self._blocks = OpenBlocks(visit, positions)
         self._attention = WeightedValues(self._split, self._refusal, untouched=untouched)
@@ -327,6 +330,7 @@ class BlockRecogniser(HeldFixed):
         self._blocks.require_no_other(trail)
         trail.is_self = addition.is_self(reached)
         addition.require_block(reached)
+        trail.axes = self._axes or addition.axes(self._texts)
         if self._proves and trail.is_self:
             addition.require_apart(self._texts)
         if self._layer() != trail.layer:  # what is called is a part of a layer

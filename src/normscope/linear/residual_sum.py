@@ -4,9 +4,9 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from normscope.linear.axes import Axes
 from normscope.linear.provenance import Made, keep, made_of, writes
 from normscope.linear.rules import Call, Kind, Stack, dense, kind_of, parts_from, stack_of
 from normscope.linear.trails import Trail, kind_in_block, trail_of
@@ -47,6 +47,16 @@ class Addition(NamedTuple):
     def reached(self) -> Made | None:
         """What the queries were made from that the other tensor carries: then this is the residual connection."""
         return self.trail.query.shared_with(self.carried)
+
+    def axes(self, texts: int) -> Axes:
+        """The axes of what is carried, as its shape tells.
+
+        Args:
+            texts: Number of texts in the batch.
+        """
+        written = self.trail.written
+        assert written is not None
+        return Axes.of(self.other, texts, dimension=written.axis, width=written.width)
 
     def inputs(self) -> Tensor:
         """What the residual connection adds."""
@@ -133,7 +143,7 @@ class Addition(NamedTuple):
         (before,) = parts_from(known, [trail.written.operand], bias=False)
         written = trail.written.step.parts([before])
         (after,) = parts_from({trail.output: written, **trail.nothing}, [stack_of(self.wrote)], bias=False)
-        size = _by_text(after[0].abs().amax(dim=trail.written.axis), texts)
+        size = trail.axes.by_text(after[0], texts).abs().amax(dim=-1)
         reached = size.amax(dim=0) > _NEARLY_ZERO * size.max()
         reached[place] = False
         if bool(reached.any()):
@@ -152,9 +162,3 @@ def _is_made_of(stack: Stack, known: Collection[Stack]) -> bool:
         seen.update(new)
         waiting += new
     return True
-
-
-def _by_text(values: Tensor, texts: int) -> Float[Tensor, "batch token"]:
-    """Numbers by text and token, whichever axis comes first in the model, and whether texts have an axis of their own."""
-    values = values.reshape(texts, -1) if values.ndim == 1 else values.flatten(1) if values.ndim > 2 else values
-    return values if len(values) == texts else values.T

@@ -4,6 +4,7 @@ import dataclasses
 
 from torch import Tensor
 
+from normscope.linear.axes import USUAL
 from normscope.linear.provenance import Made
 from normscope.linear.refusals import NotRecognisedError, refusal
 from normscope.linear.rules import Kind, Stack, Step, Way, kind_of, marked
@@ -20,6 +21,11 @@ class Written:
     """What W_O reads."""
     axis: int
     """The axis of the vectors' dimensions, from the end."""
+
+    @property
+    def width(self) -> int:
+        """Number of the vectors' dimensions."""
+        return self.vectors.shape[self.axis]
 
 
 class Trail:
@@ -44,6 +50,8 @@ class Trail:
         self.written: Written | None = None
         self.inputs: Tensor | None = None
         """What the residual connection adds, with the model's axes."""
+        self.axes = USUAL
+        """Its axes, which are those of the sum."""
         self.carried: Tensor | None = None
         """What carries on: the sum or a multiple of it; None until that is known, and if nothing has read the sum."""
         self.beside: list[Made] = []
