@@ -251,7 +251,7 @@ def test_sabotaged_attention_is_refused_with_the_line_of_the_code(what, reason):
     model = own_models.NanoGPT().double()
     for block in model.transformer.h:
         block.attn = Changed(what).double()
-    refused(model, rf"NanoGPT cannot be observed exactly: .*{reason}.* \(test_own_models.py, line \d+, in forward\)")
+    refused(model, rf"NanoGPT is refused because .*{reason}.* \(test_own_models.py, line \d+, in forward\)")
 
 
 @pytest.mark.parametrize("what", ["clipped values", "gate"])
@@ -327,7 +327,7 @@ class Needs(own_models.NoMask):
         (lambda: Scripted(lambda _: None), "to return a vector for each token, of shape .2, 5, .., got no tensor"),
         (
             lambda: Scripted(lambda vectors: vectors),
-            "Scripted cannot be observed exactly: no softmax attention was found",
+            "Scripted is refused because no softmax attention was found",
         ),
         (lambda: NormsOutside(), r"the attention of 1 layer \(2\) cannot be observed"),
         (lambda: own_models.LinearAttention(), "no softmax attention was found"),

@@ -313,7 +313,7 @@ def refusal_explained(name: str, advice: str = "") -> Iterator[None]:
         advice = advice or (
             "set model.name to another model (the documentation's list of models says what can be observed of which)"
         )
-        raise InputError(f"model: {name} cannot be observed exactly: {error}; {advice}") from error
+        raise InputError(f"model: {name} is refused because {error}; {advice}") from error
 
 
 @dataclasses.dataclass(frozen=True)
