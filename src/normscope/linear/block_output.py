@@ -26,7 +26,7 @@ from normscope.linear.weighted_values import Attended
 from normscope.maths.composition import NormPosition
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors
-from normscope.maths.tensors import full_precision
+from normscope.maths.tensors import full_precision, version_of
 
 _AT_ONCE = 2**22
 """Elements of unit vectors that are mapped together."""
@@ -77,7 +77,7 @@ class KnownWeights:
         if not self._keeps:
             return find()
         place = trail.layer, trail.is_self
-        state = [(id(each), 0 if each.is_inference() else each._version) for each in trail.weights]
+        state = [(id(each), version_of(each)) for each in trail.weights]
         if place not in self._found or self._found[place][1] != state:
             self._found[place] = trail.weights, state, find()
         return self._found[place][2]
