@@ -9,7 +9,7 @@ from docs import architectures
 from normscope.attribution.passes import held_pass, held_translation
 from normscope.attribution.scalars import attribute_scalars
 from normscope.errors import InputError
-from normscope.linear.weighted_values import NotRecognisedError
+from normscope.linear.refusals import NotRecognisedError
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.facts import ModelFacts
 from normscope.models.observe.observer import Observer

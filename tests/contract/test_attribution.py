@@ -118,6 +118,18 @@ def test_values_biases_of_the_first_layer_belong_to_the_bias_or_to_their_tokens(
     torch.testing.assert_close(with_value_bias, float(found.target), rtol=1e-12, atol=0)
 
 
+def test_value_biases_are_found_once_and_again_when_a_parameter_has_changed():
+    model, facts = tiny_model(FAMILY_CONFIGS["bert"], torch.float64), facts_for("bert")
+    own = model.encoder.layer[0].attention.self.value.bias
+    passed = held_pass(model, facts, token_batch(model, (5,)))
+    before = passed.value_bias()
+    assert torch.equal(before.flatten(), own)
+    assert passed.value_bias() is before
+    with torch.no_grad():
+        own *= 2
+    assert torch.equal(passed.value_bias().flatten(), own)
+
+
 @pytest.mark.spread(5)
 @pytest.mark.kinds
 def test_the_model_is_left_as_it_was(family, family_model, inputs):

@@ -5,8 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from normscope.linear.axes import Axes
 from normscope.linear.block_output import KnownWeights, block_output
-from normscope.linear.blocks import BlockRecogniser, NotRecognisedError
+from normscope.linear.blocks import BlockRecogniser
+from normscope.linear.refusals import NotRecognisedError
 from tests.contract.test_recognised_blocks import TOLERANCE
 
 D, H, EPSILON = 12, 3, 1e-3
@@ -69,7 +71,7 @@ class Layer(nn.Module):
         return self.run(self, self.embed(ids))
 
 
-def run_once(run, shape=(2, 5), *, known=None, layer=None, dtype=torch.float64):
+def run_once(run, shape=(2, 5), *, known=None, layer=None, dtype=torch.float64, axes=None):
     """A layer, and what is read off it."""
     torch.manual_seed(0)
     layer, found = layer or Layer(run).to(dtype).eval(), []
@@ -78,7 +80,7 @@ def run_once(run, shape=(2, 5), *, known=None, layer=None, dtype=torch.float64):
     def visit(block):
         found.append(block_output(block.trail, len(ids), known))
 
-    with torch.inference_mode(), BlockRecogniser(layer, len(ids), visit):
+    with torch.inference_mode(), BlockRecogniser(layer, len(ids), visit, axes=axes):
         layer(ids)
     (output,) = found
     with torch.inference_mode():
@@ -179,7 +181,27 @@ def test_what_is_added_is_read_off_the_sum(run):
 @pytest.mark.parametrize("shape", [(2, 5), (5, 5), (1, 4), (4, 1), (1, 1), (30, 7)])
 @pytest.mark.parametrize("run", [scaled, tokens_first])
 def test_texts_come_first_whatever_the_order_of_the_models_axes(run, shape):
-    require_parts(*run_once(run, shape), "pre")
+    """Shapes tell the order, but not in a batch of as many texts as tokens."""
+    axes = Axes(tokens_first=run is tokens_first) if shape == (5, 5) else None
+    require_parts(*run_once(run, shape, axes=axes), "pre")
+
+
+class Convolution(nn.Module):
+    """A linear layer as a convolution, whose dimensions are the second axis."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x):
+        return F.conv1d(x.mT, self.weight.unsqueeze(-1), self.bias).mT
+
+
+def test_dimensions_may_move_between_the_output_projection_and_the_sum():
+    torch.manual_seed(0)
+    layer = Layer(scaled).double().eval()
+    layer.out = Convolution(layer.out)
+    require_parts(*run_once(scaled, layer=layer), "pre")
 
 
 @pytest.mark.parametrize("is_first", [True, False])

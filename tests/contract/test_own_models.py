@@ -251,7 +251,7 @@ def test_sabotaged_attention_is_refused_with_the_line_of_the_code(what, reason):
     model = own_models.NanoGPT().double()
     for block in model.transformer.h:
         block.attn = Changed(what).double()
-    refused(model, rf"NanoGPT cannot be observed exactly: .*{reason}.* \(test_own_models.py, line \d+, in forward\)")
+    refused(model, rf"NanoGPT is refused because .*{reason}.* \(test_own_models.py, line \d+, in forward\)")
 
 
 @pytest.mark.parametrize("what", ["clipped values", "gate"])
@@ -327,7 +327,7 @@ class Needs(own_models.NoMask):
         (lambda: Scripted(lambda _: None), "to return a vector for each token, of shape .2, 5, .., got no tensor"),
         (
             lambda: Scripted(lambda vectors: vectors),
-            "Scripted cannot be observed exactly: no softmax attention was found",
+            "Scripted is refused because no softmax attention was found",
         ),
         (lambda: NormsOutside(), r"the attention of 1 layer \(2\) cannot be observed"),
         (lambda: own_models.LinearAttention(), "no softmax attention was found"),
@@ -571,3 +571,35 @@ def test_targets_read_the_vectors_that_a_module_returns(how):
     pairs = similarity(model, *texts, pooling="mean")
     assert pairs.value == pytest.approx(float(cosine), rel=1e-6)
     assert pairs.matrix.sum() == pytest.approx(pairs.value, rel=1e-9)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_as_many_texts_as_tokens_are_measured_like_each_text_alone(batch_first):
+    """`nn.MultiheadAttention` moves tokens to the first axis, whatever the layers around it do."""
+    torch.manual_seed(0)
+    model = normscope.wrap(own_models.TorchEncoder(norm_first=True, batch_first=batch_first).double().eval())
+    ids = torch.randint(own_models.V, (5, 5))
+
+    def measured(ids):
+        found, weights = {}, {}
+
+        def visit(block):
+            weights[block.layer] = block.parameters.key_weight
+            found["inputs", block.layer], found["read", block.layer] = block.inputs, block.attention_inputs
+
+        def visit_hidden(layer, vectors):
+            found["hidden", layer] = vectors
+
+        def visit_layer(layer):
+            found["left", layer.layer] = layer.vectors(layer.stages[-1])
+
+        observer = Observer(model.model, model.facts, hidden=range(own_models.L + 1), feed_forward=True)
+        with observer:
+            observer.run({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, visit, visit_hidden, visit_layer)
+        return found, weights
+
+    together, weights = measured(ids)
+    alone = [measured(ids[text : text + 1]) for text in range(len(ids))]
+    assert all(torch.equal(weights[layer], weight) for layer, weight in alone[0][1].items())
+    for what, vectors in together.items():
+        torch.testing.assert_close(vectors, torch.cat([found[what] for found, _ in alone]), rtol=0, atol=1e-12)

@@ -8,8 +8,9 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.linear.block_attention import block_attention
-from normscope.linear.blocks import BlockRecogniser, NotRecognisedError
+from normscope.linear.blocks import BlockRecogniser
 from normscope.linear.layer_calls import LayerCalls
+from normscope.linear.refusals import NotRecognisedError
 from normscope.models.observe.attention_function import IMPLEMENTATION, active, attention_by
 from normscope.models.probes import after_encoder
 from tests.architectures import tiny_architecture

@@ -9,9 +9,10 @@ from torch.overrides import TorchFunctionMode
 
 from docs import architectures
 from normscope.errors import InputError
-from normscope.linear.blocks import BlockRecogniser, NotRecognisedError
+from normscope.linear.blocks import BlockRecogniser
 from normscope.linear.layer_calls import LayerCalls
 from normscope.linear.provenance import Made
+from normscope.linear.refusals import NotRecognisedError
 from normscope.maths.mixing import Method
 from normscope.models.observe.observer import Observer, Replacement
 from normscope.models.observe.reading import facts_of

@@ -5,7 +5,7 @@ import torch
 import transformers
 from torch import nn
 
-from normscope.linear.weighted_values import NotRecognisedError
+from normscope.linear.refusals import NotRecognisedError
 from normscope.maths.mixing import Method
 from normscope.models.observe.check import Check
 from normscope.models.observe.observer import Observer

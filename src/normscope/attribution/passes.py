@@ -31,7 +31,7 @@ from normscope.linear.rules import (
     stack_of,
     way_of,
 )
-from normscope.maths.tensors import lengthened, wide
+from normscope.maths.tensors import lengthened, version_of, wide
 from normscope.models.blocks.block import full_precision
 from normscope.models.facts import ModelFacts
 from normscope.models.load.any_module import returned_vectors
@@ -664,11 +664,23 @@ def _bound(model: PreTrainedModel) -> Bound:
     return Bound(_name(model), BOUNDS[model.dtype])
 
 
+_VALUE_BIASES: "weakref.WeakKeyDictionary[nn.Module, tuple[object, Tensor]]" = weakref.WeakKeyDictionary()
+"""b_V of models, which take a pass to be found, and the state of their weights then."""
+
+
 def _first_value_bias(model: PreTrainedModel, facts: ModelFacts) -> Float[Tensor, "head head_dim"]:
-    """b_V of the first layer with attention."""
+    """b_V of the first layer with attention; found once for a model whose weights stay as they are."""
     layer = facts.attends[0]
+    state = layer, [(id(each), version_of(each), each.dtype, each.device) for each in model.parameters()]
+    known = _VALUE_BIASES.get(model)
+    if known is not None and known[0] == state:
+        return known[1]
     with Observer(model, facts, [layer]) as observer:
-        return observer.parameters[layer].value_bias
+        bias = observer.parameters[
+            layer
+        ].value_bias.clone()  # a view may keep weights in memory that were loaded for this
+    _VALUE_BIASES[model] = state, bias
+    return bias
 
 
 def _name(model: PreTrainedModel) -> str:

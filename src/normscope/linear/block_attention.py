@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from normscope.linear.blocks import Trail, refusal
 from normscope.linear.provenance import made_of
 from normscope.linear.rules import Stack, Step
+from normscope.linear.trails import Trail
 from normscope.linear.weighted_values import Attended, Numbers
 from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.masks import Mask, Visibility
@@ -48,7 +48,7 @@ def block_attention(
     numbers = [each.numbers(len(token_mask)) for each in trail.attention]
     known = [each for each in numbers if each is not None]
     if len(known) < len(numbers):
-        raise refusal("its scores are not a multiple of q·k plus other terms", trail.layer, trail.place)
+        raise trail.refusal("its scores are not a multiple of q·k plus other terms")
     call, log_normaliser, given, to_nowhere = _of_all_heads(known)
     mask = call.mask
     if given is not None:
@@ -125,7 +125,7 @@ def _gate(trail: Trail, texts: int) -> Float[Tensor, "batch head query head_dim"
     if not gates:
         return None
     if any(each.factor is each.operands[0] and each.over is not None for each in gates):
-        raise refusal("a mean is subtracted from the outputs of its heads", trail.layer, trail.place)
+        raise trail.refusal("a mean is subtracted from the outputs of its heads")
     places, ones, first = {}, {}, 0
     for each in trail.attention:
         like = each.nothing()

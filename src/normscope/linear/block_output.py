@@ -17,16 +17,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.linear.block_parameters import BlockParameters
-from normscope.linear.blocks import Trail, is_scaled
-from normscope.linear.layers import Axes, FollowedLayer
+from normscope.linear.layers import FollowedLayer
 from normscope.linear.projections import Projections
 from normscope.linear.provenance import made_of
 from normscope.linear.rules import Stack, Step, dense
-from normscope.linear.weighted_values import Attended, NotRecognisedError
+from normscope.linear.trails import Trail, is_scaled
+from normscope.linear.weighted_values import Attended
 from normscope.maths.composition import NormPosition
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors
-from normscope.maths.tensors import full_precision
+from normscope.maths.tensors import full_precision, version_of
 
 _AT_ONCE = 2**22
 """Elements of unit vectors that are mapped together."""
@@ -71,22 +71,13 @@ class KnownWeights:
         self._keeps = keeps
         self._factors: dict[object, Tensor] = {}
         self._found: dict[object, tuple[Sequence[Tensor], object, OutputWeights]] = {}
-        self.tokens_first: bool | None = None
-        """Whether the axis of tokens comes before that of texts; None as long as shapes do not tell."""
-
-    def axes(self, trail: Trail) -> Axes:
-        """Where the axes of a block's vectors are, once `block_output` has been called."""
-        assert trail.written is not None
-        if trail.written.axis != -1:
-            return Axes((trail.written.axis, -1))
-        return Axes((-3, -2)) if self.tokens_first else Axes()
 
     def of(self, trail: Trail, find: Callable[[], OutputWeights]) -> OutputWeights:
         """The weights of a block; `find` finds those that are not known."""
         if not self._keeps:
             return find()
         place = trail.layer, trail.is_self
-        state = [(id(each), 0 if each.is_inference() else each._version) for each in trail.weights]
+        state = [(id(each), version_of(each)) for each in trail.weights]
         if place not in self._found or self._found[place][1] != state:
             self._found[place] = trail.weights, state, find()
         return self._found[place][2]
@@ -113,13 +104,13 @@ def block_output(trail: Trail, texts: int, known: KnownWeights) -> BlockOutput:
     """
     assert trail.written is not None
     assert trail.inputs is not None
-    finder, axis = _Finder(trail, texts, known), trail.written.axis
+    finder = _Finder(trail, texts)
     weights = known.of(trail, finder.weights)
     given = {trail.output: trail.written.vectors.unsqueeze(0), **trail.nothing}
     (attended,) = _fixed(given, finder.reads(weights.read), bias=True)
     return BlockOutput(
-        inputs=full_precision(finder.by_text(trail.inputs, axis)),
-        attention_output=full_precision(finder.by_text(attended, axis)),
+        inputs=full_precision(finder.by_text(trail.inputs)),
+        attention_output=full_precision(finder.by_text(attended)),
         parameters=BlockParameters(
             output_weight=full_precision(weights.output_weight),
             output_bias=weights.output_bias,
@@ -133,20 +124,19 @@ def block_output(trail: Trail, texts: int, known: KnownWeights) -> BlockOutput:
 
 def norm_position(trail: Trail) -> NormPosition:
     """The position of a block's norm."""
-    return _Finder(trail, 1, KnownWeights()).position
+    return _Finder(trail, 1).position
 
 
-def norm_of_layer(layer: FollowedLayer, trail: Trail, texts: int, known: KnownWeights) -> Normalisation:
+def norm_of_layer(layer: FollowedLayer, trail: Trail, texts: int) -> Normalisation:
     """The norm whose output leaves a layer.
 
     Args:
         layer: The layer, which has such a norm.
         trail: Its block.
         texts: Number of texts in the batch.
-        known: Weights that have been found in earlier batches.
     """
     assert layer.before_norm is not None
-    finder = _Finder(trail, texts, known)
+    finder = _Finder(trail, texts)
     finder.follow(layer.before_norm.value, layer.before_norm.stack, layer.output.stack)
     return finder.norm()[1]
 
@@ -154,9 +144,9 @@ def norm_of_layer(layer: FollowedLayer, trail: Trail, texts: int, known: KnownWe
 class _Finder:
     """Finds the weights between attention and what carries on."""
 
-    def __init__(self, trail: Trail, texts: int, known: KnownWeights) -> None:
+    def __init__(self, trail: Trail, texts: int) -> None:
         assert trail.written is not None
-        self._trail, self._written, self._texts, self._known = trail, trail.written, texts, known
+        self._trail, self._written, self._texts = trail, trail.written, texts
         self.position: NormPosition = "pre"
         self._given: Tensor | None = None
         """The vectors that the steps of the norm begin with, if they are not the block's."""
@@ -170,24 +160,9 @@ class _Finder:
             self.position = "post"
             self._start, self._steps = trail.sum, _between(trail.sum, trail.after)
 
-    def by_text(self, vectors: Tensor, axis: int) -> Float[Tensor, "batch token model"]:
+    def by_text(self, vectors: Tensor) -> Float[Tensor, "batch token model"]:
         """Vectors with the axes of texts and tokens first, whatever the model's own order."""
-        vectors = vectors.movedim(axis, -1)
-        if vectors.ndim == 2:
-            return vectors.reshape(self._texts, -1, vectors.shape[-1])
-        vectors = vectors.flatten(1, -2)
-        if vectors.shape[0] != vectors.shape[1]:
-            self._known.tokens_first = len(vectors) != self._texts
-        elif self._known.tokens_first is None and self._texts > 1:
-            self._known.tokens_first = self._are_tokens_first()
-        return vectors.transpose(0, 1) if self._known.tokens_first else vectors
-
-    def _are_tokens_first(self) -> bool:
-        """Whether what the heads return for the first text ends up in all places of the first axis."""
-        first = torch.arange(self._texts, device=self._written.vectors.device).view(1, -1, 1, 1, 1) == 0
-        known = {each.result: _as_returned(self._heads(each) + first, each) for each in self._trail.attention}
-        (made,) = self._mapped(known, self._trail.before_sum, bias=False)
-        return bool(made.movedim(self._written.axis, -1).flatten(1, -2)[1:, 0].any())
+        return self._trail.axes.by_text(vectors, self._texts)
 
     def follow(self, vectors: Tensor, start: Stack, end: Stack) -> None:
         """Look for a norm that reads some vectors, rather than for that of the block."""
@@ -204,7 +179,7 @@ class _Finder:
         target = self.reads(number)
         zeros = {each.result: each.nothing().unsqueeze(0) for each in self._trail.attention}
         (made,) = self._mapped(zeros, target, bias=True)
-        bias = full_precision(self.by_text(made, self._written.axis)[0, 0]).clone()
+        bias = full_precision(self.by_text(made)[0, 0]).clone()
         has_bias = bool(self._written.step.constants) or bool(bias.any())
         return OutputWeights(self._output_weight(target), bias if has_bias else None, norm, number)
 
@@ -212,7 +187,7 @@ class _Finder:
 
     def _output_weight(self, target: Stack) -> Float[Tensor, "head head_dim model"]:
         rows = [
-            self.by_text(each, self._written.axis).flatten(0, 1)
+            self.by_text(each).flatten(0, 1)
             for units in self._units()
             for each in self._mapped(units, target, bias=False)
         ]
@@ -221,7 +196,7 @@ class _Finder:
         weight = torch.cat(rows)[: heads * head_dim].unflatten(0, (heads, head_dim))
         own = self._written.step.weight
         if own is not None and own.numel() < weight.numel():
-            raise self._refusal(
+            raise self._trail.refusal(
                 "its heads return more than its output projection reads, as if texts were cut into pieces"
             )
         if own is None or own.numel() != weight.numel():
@@ -267,10 +242,10 @@ class _Finder:
             return 0, self._affine(self._start)._replace(divides=False)
         place, step = of_tokens[0], self._steps[of_tokens[0]].step
         if len(of_tokens) > 1 or step is None or not isinstance(step.factor, Tensor):
-            raise self._refusal("several factors on its output are computed from the tokens")
+            raise self._trail.refusal("several factors on its output are computed from the tokens")
         if step.norm is not None:
             if self.position == "post" and not all(map(_only_moves, self._steps[:place])):
-                raise self._refusal("the norm after the residual connection does not read just their sum")
+                raise self._trail.refusal("the norm after the residual connection does not read just their sum")
             own = self._affine([self._start, *self._steps][place], axis=-1)
             return place, own._replace(epsilon=step.norm.epsilon)
         # What a norm reads is the first of its vectors from which σ can be computed.
@@ -280,11 +255,7 @@ class _Finder:
             found = _dividing(self._affine(read), self._value(read), step, min(0.03, 1e4 * rounded))
             if found is not None:
                 return number, found
-        raise self._refusal("a factor on its output is computed from the tokens and is no norm's")
-
-    def _refusal(self, why: str) -> NotRecognisedError:
-        layer, place = self._trail.layer, self._trail.place
-        return NotRecognisedError(f"the attention of layer {layer} cannot be measured: {why} ({place})")
+        raise self._trail.refusal("a factor on its output is computed from the tokens and is no norm's")
 
     def _value(self, read: Stack) -> Tensor:
         """Vectors that a norm may read, with the model's axes."""
@@ -300,15 +271,15 @@ class _Finder:
         """γ, β and whether the mean is subtracted, in the steps from what a norm reads to what it returns.
 
         Args:
-            axis: The axis of dimensions in what it reads; by default that in what W_O writes.
+            axis: The axis of dimensions in what it reads; by default that in what the residual connection carries.
         """
-        axis, value = self._written.axis if axis is None else axis, self._value(read)
+        axis, value = self._trail.axes.dimension if axis is None else axis, self._value(read)
         signs = value.new_ones(value.shape[axis])
         signs[1::2] = -1
         probes = torch.stack([signs, torch.ones_like(signs), torch.zeros_like(signs)])
         probes = probes.view(3, *(1,) * (value.ndim - 1), -1).movedim(-1, axis).expand(3, *value.shape)
         made = _fixed({read: probes}, self._steps[-1], bias=True)
-        of_signs, of_ones, bias = (self.by_text(each, self._written.axis)[0, 0].clone() for each in made)
+        of_signs, of_ones, bias = (self.by_text(each)[0, 0].clone() for each in made)
         centred = bool(of_ones.abs().max() < 0.5 * of_signs.abs().max())
         weight = of_signs / (signs - signs.mean() if centred else signs)
         return Normalisation(weight, bias if bool(bias.any()) else None, 0.0, centred)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from normscope.linear.axes import Axes
 from normscope.linear.rules import tensors_in
 
 Enter = Callable[[int, Float[Tensor, "batch token model"]], Tensor | None]
@@ -60,8 +61,8 @@ class Places(NamedTuple):
     starts: tuple[int, ...] | None = None
     """Where no module runs a whole layer: which calls of entries, counted from 1, are given the vectors that enter each layer,
     and just those. New vectors are then written over them, and nothing is called when a layer ends. Empty if there are none."""
-    axis: int = -1
-    """The axis of dimensions in what layers read and return."""
+    axes: Axes | None = None
+    """The axes of what layers read and return; None if each tensor's shape has to tell."""
 
 
 ANYWHERE = Places()
@@ -163,29 +164,23 @@ class LayerCalls:
         vectors = vectors_of(output)
         if vectors is not None:
             self.end(number, vectors)
-            self.leave(number, self._by_text(vectors)[0])
+            self.leave(number, self._axes_of(vectors).by_text(vectors, self.texts))
         return output
 
     def _entered(self, number: int, call: LayerCall) -> LayerCall:
         """The call of a layer, with the vectors that replace those that enter it."""
         if call.place is None:
             return call
-        vectors, swapped = self._by_text(call.vectors)
-        new = self.enter(number, vectors)
+        axes = self._axes_of(call.vectors)
+        new = self.enter(number, axes.by_text(call.vectors, self.texts))
         if new is not None:
-            new = new.transpose(*swapped) if swapped else new
+            new = axes.by_model(new)
             call = call.having(new if self.places.starts is None else call.vectors.copy_(new))
         self.begin(number, call.vectors)
         return call
 
-    def _by_text(self, vectors: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
-        """Vectors with the axes of texts, tokens and dimensions, and the axes that were swapped for that."""
-        swapped = None
-        if self.places.axis != -1:
-            swapped = self.places.axis, -1
-        elif len(vectors) != self.texts and vectors.shape[1] == self.texts:
-            swapped = 0, 1
-        return (vectors.transpose(*swapped) if swapped else vectors), swapped
+    def _axes_of(self, vectors: Tensor) -> Axes:
+        return self.places.axes or Axes.of(vectors, self.texts)
 
 
 def vectors_of(output: Any) -> Tensor | None:

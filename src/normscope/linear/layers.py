@@ -16,17 +16,6 @@ from normscope.errors import InputError
 from normscope.linear.rules import Factored, Kind, Stack, Way, kind_of, marked, parts_from, stack_of, way_of
 
 
-class Axes(NamedTuple):
-    """Where the axes of vectors are not (text, token, dimension)."""
-
-    swap: tuple[int, int] | None = None
-    """The two that must be swapped, from the end."""
-
-    def swapped(self, vectors: Tensor) -> Tensor:
-        """Vectors, or stacks of them, with these axes from (text, token, dimension), or the other way round."""
-        return vectors if self.swap is None or vectors.ndim < 3 else vectors.transpose(*self.swap)
-
-
 class Given(NamedTuple):
     """Parts of the two tensors that a layer's residual connection starts with, (source, *tensor) or `Factored`."""
 

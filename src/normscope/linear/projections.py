@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from normscope.linear.blocks import Trail
+from normscope.linear.axes import Axes
 from normscope.linear.computed import Computed
 from normscope.linear.provenance import made_of
 from normscope.linear.rules import (
@@ -34,6 +34,7 @@ from normscope.linear.rules import (
     stack_of,
     tensors_in,
 )
+from normscope.linear.trails import Trail
 from normscope.linear.weighted_values import by_head, einsum_terms
 from normscope.maths.keys import PlaneMap
 from normscope.maths.tensors import full_precision
@@ -54,14 +55,47 @@ class Layer:
 
     Args:
         computed: The call.
+        end: How the vectors of heads were computed from what it gives.
         texts: Number of texts in the batch.
     """
 
-    def __init__(self, computed: Computed, texts: int) -> None:
+    def __init__(self, computed: Computed, end: Computed, texts: int) -> None:
         assert computed.vectors is not None
-        self.computed, self._texts = computed, texts
+        self.computed, self._end, self._texts = computed, end, texts
         self._vectors = full_precision(computed.vectors)
         self._summed, self._tokens, self._given = _axes(computed)
+
+    @functools.cached_property
+    def _axes(self) -> Axes:
+        """The axes of what it reads."""
+
+        def tokens_first() -> bool:
+            first: bool = _once(self, ("tokens first",), self._are_tokens_first)
+            return first
+
+        return Axes.of(self._vectors, self._texts, dimension=self._summed, tokens_first=tokens_first)
+
+    def _are_tokens_first(self) -> bool:
+        """Whether other vectors in the first place of the first axis change a token of every text."""
+        changed = self._vectors.movedim(self._summed, -1).clone()
+        changed[0] += 1 + changed[0].abs()
+        given = self._vectors, changed.movedim(-1, self._summed)
+        before, after = (by_head(self._until_end(self._of(each)), self._texts) for each in given)
+        differs = (before != after).any(dim=-1).any(dim=1)
+        return bool(differs[1:].any())
+
+    def _until_end(self, output: Tensor) -> Tensor:
+        """The vectors of heads, given what the layer gives."""
+        made: dict[Computed, Any] = {self.computed: output}
+
+        def value(each: Computed) -> Any:
+            if each not in made:
+                is_first = each.vectors is not None and not each.is_layer
+                made[each] = each.vectors if is_first else each.run(value, _wide)
+            return made[each]
+
+        vectors: Tensor = value(self._end)
+        return vectors
 
     @functools.cached_property
     def output(self) -> Tensor:
@@ -75,12 +109,7 @@ class Layer:
     @property
     def inputs(self) -> Float[Tensor, "batch token model"] | None:
         """x; None if the layer reads something else than one vector of each token."""
-        vectors = self._vectors.movedim(self._summed, -1)
-        if vectors.ndim not in (2, 3):
-            return None
-        if vectors.ndim == 2:
-            return vectors.unflatten(0, (self._texts, -1))
-        return vectors.transpose(0, 1) if self._tokens_first else vectors
+        return self._axes.by_text(self._vectors, self._texts) if self._vectors.ndim in (2, 3) else None
 
     def reads_as(self, other: "Layer") -> bool:
         """Whether another layer reads the same vectors; without numbers, only if they are one tensor."""
@@ -92,18 +121,13 @@ class Layer:
         return torch.equal(self.inputs, other.inputs)
 
     @property
-    def _tokens_first(self) -> bool:
-        shape = self._vectors.movedim(self._summed, -1).shape
-        return len(shape) == 3 and shape[0] != self._texts == shape[1]
-
-    @property
     def columns(self) -> int:
         """Number of outputs."""
         return math.prod(self.output.shape[axis] for axis in self._given)
 
     def as_output(self, vectors: Float[Tensor, "batch token output"]) -> Tensor:
         """Vectors with the axes of the output."""
-        vectors = vectors.transpose(0, 1) if self._tokens_first else vectors
+        vectors = self._axes._replace(dimension=-1).by_model(vectors)
         vectors = vectors.flatten(0, 1) if self._vectors.ndim == 2 else vectors
         vectors = vectors.unflatten(-1, [self.output.shape[axis] for axis in self._given])
         return vectors.movedim([*range(-len(self._given), 0)], list(self._given))
@@ -129,6 +153,10 @@ class Layer:
         shape[self._tokens[0]], shape[self._summed] = vectors.shape
         in_order = self._tokens[0] % len(shape) < self._summed % len(shape)
         return self._of((vectors if in_order else vectors.T).reshape(shape)).movedim(self._tokens[1], 0).flatten(1)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return full_precision(tensor) if tensor.is_floating_point() else tensor
 
 
 def _axes(layer: Computed) -> tuple[int, tuple[int, int], Sequence[int]]:
@@ -462,7 +490,7 @@ class Projections:
             if reached is None or before.made in (None, reached) or not before.made.reads(reached):
                 break
             layer = before
-        return Layer(layer, self._texts)
+        return Layer(layer, computed, self._texts)
 
     @functools.cached_property
     def query(self) -> HeadProjection | None:
@@ -536,7 +564,7 @@ class Projections:
             layer = reads[what].origin if reads else None
             if not isinstance(layer, Computed) or not layer.is_layer:
                 return []
-            read = Layer(layer, self._texts)
+            read = Layer(layer, reads[what], self._texts)
             reads_the_same = functools.partial(self._reads_the_same, read)
             if (self._is_self or what != _QUERY) and not _once(read, ("reads", what), reads_the_same):
                 return []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from normscope.linear.rules import CASTS, DIVISIONS, MOVES, PRODUCTS, SUMS, TIMES, Call, names, tensors_in
+from normscope.linear.rules import CASTS, DIVISIONS, INTO, MOVES, PRODUCTS, SUMS, TIMES, Call, names, tensors_in
 
 SAME = MOVES | CASTS | {"detach"}
 """Functions after which a tensor holds the same vectors."""
@@ -41,6 +41,8 @@ _JOINED = names("cat concat concatenate")
 _SPLIT = names("split chunk tensor_split")
 
 _INDICES = (torch.int64, torch.int32)
+
+_IN_PLACE = INTO | names("__iadd__ __imul__ __isub__ __itruediv__")
 
 
 class Made:
@@ -242,3 +244,8 @@ def keep_result(call: Call, made: Made, result: object) -> None:
         piece = Made(call.name, made.parents)
         piece.piece = number, len(results), axis % each.ndim
         keep(piece, [each])
+
+
+def writes(call: Call) -> bool:
+    """Whether a function writes into its first argument."""
+    return call.name in _IN_PLACE or call.in_place

@@ -536,7 +536,7 @@ class HeldFixed(TorchFunctionMode):
     def done(self, step: Step) -> Any:
         """The result of a step, marked as linear."""
         # What the step may change in place lies before it.
-        whole = self.stack(step) if self.carries else None
+        whole = stack_after(step) if self.carries else None
         constants = step.constants
         if self.ones is not None:
             constants = [self._constant(each) for each in constants]
@@ -589,12 +589,6 @@ class HeldFixed(TorchFunctionMode):
             masked = constant <= _lowest(constant)
             return torch.where(masked, constant, constant.masked_fill(masked, 0) * self.ones.to(constant.dtype))
         return constant * self.ones.to(constant.dtype)
-
-    def stack(self, step: Step) -> Stack:
-        """What each source contributes to a step's result."""
-        stacks = [stack_of(each) for each in step.operands]
-        over = None if step.over is None else step.made_over
-        return Stack(step.made_of, stacks, over, step.makes_new, step)
 
     def wrote(self, tensor: Tensor, stack: Stack | None, way: Way | None = None) -> None:
         """Note that linear vectors have been written into a tensor, and so into the tensor that this is a part of.
@@ -685,6 +679,13 @@ def stack_of(tensor: Tensor) -> Stack:
     """The stack of a linear tensor in a mode that carries."""
     stack: Stack = tensor._stack  # type: ignore[attr-defined]
     return stack
+
+
+def stack_after(step: Step) -> Stack:
+    """The stack of a step's result."""
+    stacks = [stack_of(each) for each in step.operands]
+    over = None if step.over is None else step.made_over
+    return Stack(step.made_of, stacks, over, step.makes_new, step)
 
 
 class Call(NamedTuple):
@@ -1073,7 +1074,7 @@ def _into(mode: HeldFixed, call: Call) -> Any:
         step = Step(put, [base, *written])
     if not in_place:
         return step
-    stack = mode.stack(step) if mode.carries else None
+    stack = stack_after(step) if mode.carries else None
     way = None if mode.added is None else mode.way(step)
     if plain and mode.ones is not None and call.name != "copy_":
         base.copy_(before * mode.ones.to(base.dtype))

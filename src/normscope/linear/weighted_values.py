@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from normscope.errors import InputError
 from normscope.linear.computed import Computed, computed
 from normscope.linear.provenance import PAIRS, SAME, Made, made_of, number_in
+from normscope.linear.refusals import NotRecognisedError
 from normscope.linear.rules import BESIDE, DIVISIONS, MOVES, PRODUCTS, SUMS, TIMES, Call, Stack, names
 from normscope.maths.attention import AttentionCall, attention
 from normscope.maths.masks import Mask, mask_of
@@ -21,10 +21,6 @@ _OF_WEIGHTS = SAME | TIMES | names("masked_fill masked_fill_ nan_to_num where")
 
 _OF_SCORES = _OF_WEIGHTS | SUMS | DIVISIONS | BESIDE | names("softmax clamp clamp_ clip max maximum tanh")
 """Functions after which scores are still scores, or weights that are computed from them."""
-
-
-class NotRecognisedError(InputError):
-    """A model has attention whose block cannot be measured exactly."""
 
 
 class Scores(NamedTuple):
@@ -119,10 +115,16 @@ class WeightedValues:
         self._unused: dict[object, str] = {}
         """Softmaxes of scores that have not multiplied anything yet: the line of the model's code."""
 
-    @property
-    def unused(self) -> list[str]:
-        """The lines of softmaxes of scores that have multiplied nothing."""
-        return [*self._unused.values()]
+    def end_pass(self) -> None:
+        """Check that nothing is left over.
+
+        Raises:
+            NotRecognisedError: If a softmax of scores has multiplied nothing.
+        """
+        for place in self._unused.values():
+            raise NotRecognisedError(
+                f"attention weights multiply no values as the softmax gave them, so their block cannot be measured ({place})"
+            )
 
     def note(self, call: Call, given: Sequence[Tensor], made: Made, result: Tensor, line: Callable[[], str]) -> None:
         """Remember which tensors are scores and attention weights."""

@@ -20,6 +20,11 @@ def full_precision(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor has been written to; 0 if it was made in inference mode, where nobody counts."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor on another device. The host does not wait if the tensor is in CPU memory: CUDA copies it from pinned memory."""
     if tensor.device.type != "cpu":

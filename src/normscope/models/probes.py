@@ -12,7 +12,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.linear.layer_calls import LayerCalls
 from normscope.linear.provenance import begin
-from normscope.linear.weighted_values import NotRecognisedError
+from normscope.linear.refusals import NotRecognisedError
 from normscope.models.stored.model_code import StopForward, model_code
 from normscope.models.stored.stored_weights import execution_device
 

@@ -10,7 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.errors import InputError
-from normscope.linear.layers import Axes, Followed, FollowedLayer, Given
+from normscope.linear.axes import USUAL, Axes
+from normscope.linear.layers import Followed, FollowedLayer, Given
 from normscope.linear.rules import Factored, dense
 from normscope.maths.layer_composition import LAYER_STAGES, LayerComposition, LayerStage, Parts
 from normscope.maths.normalisation import Normalisation
@@ -276,8 +277,7 @@ class FeedForwardBlock:
         )
 
     def _by_token(self, parts: Tensor) -> Float[Tensor, "source batch token model"]:
-        parts = self.axes.swapped(parts)
-        return parts.reshape(len(parts), *self.token_mask.shape, -1)
+        return self.axes.by_text(parts, len(self.token_mask), stacked=True)
 
     def _parts(
         self, stages: Sequence[LayerStage], given: Given, *, bias: bool = False
@@ -299,10 +299,7 @@ class FeedForwardBlock:
 def _by_model(parts: Tensor | Factored, like: Followed, axes: Axes) -> Tensor | Factored:
     """Parts with the axes of the model."""
     shape = like.value.shape
-    if axes.swap is None and len(shape) == 3:
-        return parts
-    vectors = axes.swapped(dense(parts))
-    return vectors.reshape(len(vectors), *shape)
+    return parts if axes == USUAL and len(shape) == 3 else axes.by_model(dense(parts), shape)
 
 
 def _total(tensors: Sequence[Tensor]) -> Tensor:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.linear.axes import Axes
 from normscope.linear.layer_calls import LayerCall, vectors_of
-from normscope.linear.layers import Axes
 from normscope.linear.rules import with_tensors
 from normscope.models.observe.attention_function import MaskTensor, unobserved
 
@@ -39,13 +39,13 @@ class LayerRerun(NamedTuple):
         # What comes before W_O is the same for all variants, so a single text goes in, and all variants come out of W_O,
         # if the layer can go on with more texts than have entered it.
         copies = len(attention) if self.keeps_texts else 1
-        vectors = self.axes.swapped(self.axes.swapped(self.call.vectors)[text].repeat(copies, 1, 1))
+        vectors = self.axes.by_model(self.axes.by_text(self.call.vectors, self.texts)[text].repeat(copies, 1, 1))
         layer, *given = self.call
         args, kwargs = (self._of_text(each, text, copies) for each in given)
         call = LayerCall(layer, args, kwargs).having(vectors)
 
         def variants(output: Tensor) -> Tensor:
-            made = self.axes.swapped(attention.to(output))
+            made = self.axes.by_model(attention.to(output))
             return made if output.ndim == made.ndim else made.reshape(-1, *output.shape[1:])
 
         # A decoder's self-attention runs before the cross-attention whose output is replaced.
@@ -53,7 +53,7 @@ class LayerRerun(NamedTuple):
             output = layer(*call.args, **call.kwargs)
         left = vectors_of(output)
         assert left is not None
-        return self.axes.swapped(left)
+        return self.axes.by_text(left, len(attention))
 
     def _of_text(self, given: Any, text: int, copies: int) -> Any:
         """The arguments of a layer for copies of one text. The first of several axes counts texts, or texts and their heads."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
@@ -19,11 +19,12 @@ from normscope.errors import InputError
 from normscope.linear.block_attention import block_attention
 from normscope.linear.block_output import BlockOutput, KnownWeights, block_output, norm_of_layer
 from normscope.linear.block_parameters import BlockParameters
-from normscope.linear.blocks import Block, BlockRecogniser, Trail, without
+from normscope.linear.blocks import Block, BlockRecogniser, without
 from normscope.linear.layer_calls import LayerCall, LayerCalls
 from normscope.linear.layers import FollowedLayer, NotFollowedError
 from normscope.linear.provenance import Made, begin, begin_vectors, made_of
 from normscope.linear.replaced_output import output_replaced
+from normscope.linear.trails import Trail
 from normscope.linear.whole_layers import WholeLayers
 from normscope.maths.attention import AttentionCall
 from normscope.maths.composition import NormPosition
@@ -203,22 +204,18 @@ class Observer:
             gate=attention.gate,
         )
 
-    def by_text(self, trail: Trail, vectors: Tensor) -> Float[Tensor, "batch token model"]:
-        """Vectors with the axes of a block's, by text."""
-        return self._known.axes(trail).swapped(vectors)
-
     def layer(self, block: AttentionBlock, trail: Trail, whole: "WholeLayer") -> FeedForwardBlock:
         """A whole layer that has been followed."""
-        axes, texts = self._known.axes(trail), len(block.token_mask)
+        texts = len(block.token_mask)
         rerun = None
         if whole.call is not None:
             heads = len(block.parameters.output_weight)
-            rerun = LayerRerun(whole.call, texts, heads, axes, whole.keeps_texts, whole.replaced)
+            rerun = LayerRerun(whole.call, texts, heads, trail.axes, whole.keeps_texts, whole.replaced)
         return FeedForwardBlock(
             attention=block,
             followed=whole.followed,
-            axes=axes,
-            find_output_norm=lambda: norm_of_layer(whole.followed, trail, texts, self._known),
+            axes=trail.axes,
+            find_output_norm=lambda: norm_of_layer(whole.followed, trail, texts),
             rerun=rerun,
         )
 
@@ -404,6 +401,7 @@ class _Pass:
             lambda: self._calls.number,
             proves=proves,
             layers=self._layers,
+            axes=facts.places.axes,
             masks_on_host=self.masks_on_host,
             positions=observer.position,
             projects=observer.projects,
@@ -497,7 +495,7 @@ class _Pass:
             vectors = output[0] if last is None or facts.norm_positions == ("post",) else last
             self._recogniser.settle(vectors)
             if vectors is not output[0] and self._trail is not None:
-                vectors = self._observer.by_text(self._trail, vectors)
+                vectors = self._trail.axes.by_text(vectors, len(self.token_mask))
             self._show_hidden(facts.layers, vectors)
 
     # Visits.
@@ -510,7 +508,8 @@ class _Pass:
         if not facts.in_modules:
             self._trail = block.trail
             assert block.trail.inputs is not None
-            self._show_hidden(block.layer - 1, self._observer.by_text(block.trail, block.trail.inputs))
+            entered = block.trail.axes.by_text(block.trail.inputs, len(self.token_mask))
+            self._show_hidden(block.layer - 1, entered)
         if block.layer not in self._observer.wanted:
             return
         with without(self._recogniser):  # our own computation is not a part of the model
@@ -529,9 +528,7 @@ class _Pass:
         trail = block.trail
         if trail.carried is None or trail.beside:
             return None
-        assert trail.inputs is not None
-        carried = trail.carried.reshape(trail.inputs.shape)  # OPT's tokens of all texts share an axis from the sum on
-        return full_precision(self._observer.by_text(trail, carried))
+        return full_precision(trail.axes.by_text(trail.carried, len(self.token_mask)))
 
     def _show_layer(self, _number: int | None, followed: FollowedLayer) -> None:
         """Visit a whole layer."""

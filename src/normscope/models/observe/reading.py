@@ -22,14 +22,15 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
+from normscope.linear.axes import USUAL
 from normscope.linear.block_attention import heads_of, is_gated
 from normscope.linear.block_output import norm_position
 from normscope.linear.blocks import Block, BlockRecogniser
 from normscope.linear.layer_calls import LayerCalls, Places
 from normscope.linear.projections import Projections
 from normscope.linear.provenance import AFFINE, Made, ancestors, begin_vectors, made_of
+from normscope.linear.refusals import NotRecognisedError
 from normscope.linear.rules import DIVISIONS, SUMS
-from normscope.linear.weighted_values import NotRecognisedError
 from normscope.maths.attention import AttentionCall
 from normscope.models.facts import TARGETS, BlockFacts, ModelFacts, StackName, token_mask_of
 from normscope.models.observe.attention_function import IMPLEMENTATION, active, attention_by, unobserved
@@ -74,8 +75,7 @@ class _Reader:
 
     def __init__(self, model: nn.Module, stack: StackName | None, token_mask: Tensor) -> None:
         self._model, self._stack = model, stack
-        texts, self._tokens = token_mask.shape
-        self._texts = texts
+        self._texts = texts = len(token_mask)
         self._found: dict[int, BlockFacts] = {}
         self._sums: dict[int, Made] = {}
         """How the sums of blocks were made, by layer."""
@@ -83,10 +83,10 @@ class _Reader:
         """How what the last layer has returned was made."""
         self._writes_between = self._calls_function = False
         self._is_plain = True
-        self._axis = -1
+        self._axes = USUAL
         self._in_modules = True
-        self._width = self._entered = self._hidden = 0
-        """Numbers of dimensions of a block, of what the layer that is running has been given, and of that with a block."""
+        self._width = self._hidden = 0
+        """Numbers of dimensions of a block, and of what its layer has been given."""
         self._starts: list[int] = []
         self._given: dict[Made, int] = {}
         """Which call of a part of a layer, counted from 1, was the first to be given what vectors."""
@@ -133,8 +133,8 @@ class _Reader:
     def _places(self) -> Places:
         """Where layers are."""
         if self._in_modules:
-            return Places(frozenset(self._lists), None, self._axis)
-        return Places(None, tuple(self._starts) if len(self._starts) == len(self._found) else (), self._axis)
+            return Places(frozenset(self._lists), None, self._axes)
+        return Places(None, tuple(self._starts) if len(self._starts) == len(self._found) else (), self._axes)
 
     def attend(self, module: nn.Module, call: AttentionCall) -> Tensor | None:
         """The attention of a module that calls transformers' function."""
@@ -147,7 +147,7 @@ class _Reader:
         if self._stack in TARGETS and block.is_self is (self._stack == "cross"):
             return
         assert trail.written is not None
-        self._width = trail.written.vectors.shape[trail.written.axis]
+        self._width, self._axes = trail.written.width, trail.axes
         self._in_modules = self._in_modules and trail.in_layer
         self._sums[block.layer] = trail.made
         heads = heads_of(trail, self._texts)
@@ -164,7 +164,8 @@ class _Reader:
         )
         if trail.in_layer:
             self._lists.add(self._calls.list)
-            self._hidden = self._entered
+            assert self._calls.call is not None
+            self._hidden = self._calls.call.vectors.shape[self._axes.dimension]
         else:
             entered = made_of(trail.inputs)
             if entered in self._given:
@@ -172,9 +173,6 @@ class _Reader:
             self._note_networks(block.layer - 1, made_of(trail.inputs))
 
     def _enter(self, layer: int, vectors: Tensor) -> None:
-        if vectors.shape[-1] == self._tokens != vectors.shape[-2]:
-            self._axis = -2
-        self._entered = vectors.shape[self._axis]
         made = made_of(vectors)
         if made is not None:
             self._given.setdefault(made, self._calls.entries)
@@ -183,7 +181,7 @@ class _Reader:
 
     def _leave(self, layer: int, vectors: Tensor) -> None:
         self._left = made_of(vectors)
-        if self._in_modules and vectors.shape[self._axis] == self._width:  # in front of a bottleneck
+        if self._in_modules and vectors.shape[self._axes.dimension] == self._width:  # in front of a bottleneck
             self._note_networks(layer, self._left)
 
     def _note_networks(self, layer: int, left: Made | None) -> None:
@@ -327,7 +325,7 @@ def refusal_explained(name: str, advice: str = "") -> Iterator[None]:
         advice = advice or (
             "set model.name to another model (the documentation's list of models says what can be observed of which)"
         )
-        raise InputError(f"model: {name} cannot be observed exactly: {error}; {advice}") from error
+        raise InputError(f"model: {name} is refused because {error}; {advice}") from error
 
 
 @dataclasses.dataclass(frozen=True)

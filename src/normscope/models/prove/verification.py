@@ -181,6 +181,7 @@ class _Proof:
                 lambda: calls.number,
                 untouched=True,
                 positions=self._observer.position,
+                axes=facts.places.axes,
             )
             calls = LayerCalls(model, texts_of_batch, enter, leave, end=recogniser.end_layer, places=facts.places)
             with calls, recogniser:
