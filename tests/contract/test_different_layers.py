@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 import normscope
 from normscope.data.conllu_file import ConlluFile
 from normscope.maths.mixing import OF_STAGE, Method
-from normscope.models.blocks.token_block import TokenBlock
+from normscope.models.blocks.grouped_block import GroupedBlock
 from normscope.models.observe.observer import Observer
 from normscope.models.observe.reading import facts_of
 from normscope.models.prove.verification import verify
@@ -63,13 +63,13 @@ def test_each_block_is_what_its_own_layer_computes(name):
         pairs = of_heads.sum(dim=1)
         torch.testing.assert_close(block.attention_output, pairs.sum(dim=2) + parts.output_bias, **EXACT)
         torch.testing.assert_close(block.head_norms(block.weights), of_heads.norm(dim=-1), **EXACT)
-        torch.testing.assert_close(TokenBlock(block).maps()[Method.ATTN_N], pairs.norm(dim=-1), **EXACT)
+        torch.testing.assert_close(GroupedBlock.of_tokens(block).maps()[Method.ATTN_N], pairs.norm(dim=-1), **EXACT)
         preserving = pairs.diagonal(dim1=1, dim2=2).mT
         mixing = (pairs.sum(dim=2) - preserving).norm(dim=-1)
         ratio = mixing / (mixing + preserving.norm(dim=-1))
         torch.testing.assert_close(block.mixing_ratios[Method.ATTN_N][:, 1:], ratio[:, 1:], **EXACT)
         of_last = OF_STAGE[block.composition.stages[-1]]
-        shares = TokenBlock(block).pair_shares().sum(dim=-1) + block.shares[of_last].bias
+        shares = GroupedBlock.of_tokens(block).pair_shares().sum(dim=-1) + block.shares[of_last].bias
         torch.testing.assert_close(shares, torch.ones_like(shares), **EXACT)
 
 

@@ -13,7 +13,7 @@ from normscope.errors import InputError
 from normscope.maths.choices import ValueBias
 from normscope.maths.mixing import OF_STAGE, Method
 from normscope.models.blocks.block import AttentionBlock
-from normscope.models.blocks.token_block import TokenBlock
+from normscope.models.blocks.grouped_block import GroupedBlock
 from normscope.models.observe.observer import Observer
 from normscope.models.observe.reading import facts_of
 from normscope.models.prove.verification import verify
@@ -103,7 +103,9 @@ def test_measures_of_a_block_equal_those_of_explicit_vectors(model_type):
             block.head_norms(block.weights)[tokens[:, None].expand(-1, by_head.shape[1], -1)],
             by_head.norm(dim=-1)[tokens[:, None].expand(-1, by_head.shape[1], -1)],
         )
-        torch.testing.assert_close(TokenBlock(block).maps()[Method.ATTN_N][tokens], pairs.norm(dim=-1)[tokens])
+        torch.testing.assert_close(
+            GroupedBlock.of_tokens(block).maps()[Method.ATTN_N][tokens], pairs.norm(dim=-1)[tokens]
+        )
         preserving = pairs[:, own, own]
         mixing = pairs.sum(dim=2) - preserving
         ratio = mixing.norm(dim=-1) / (mixing.norm(dim=-1) + preserving.norm(dim=-1))
@@ -111,7 +113,7 @@ def test_measures_of_a_block_equal_those_of_explicit_vectors(model_type):
         # A causal query that sees one other token with next to no weight has a small difference of large vectors.
         torch.testing.assert_close(block.mixing_ratios[Method.ATTN_N][seen], ratio[seen], rtol=1e-5, atol=1e-6)
         last = OF_STAGE[block.composition.stages[-1]]
-        shares = TokenBlock(block).pair_shares().sum(dim=-1) + block.shares[last].bias
+        shares = GroupedBlock.of_tokens(block).pair_shares().sum(dim=-1) + block.shares[last].bias
         torch.testing.assert_close(shares[tokens], torch.ones_like(shares[tokens]), rtol=0, atol=1e-6)
         output = block.attention_output
         along = output / output.square().sum(dim=-1, keepdim=True)
@@ -272,7 +274,7 @@ def test_a_block_inside_a_bottleneck_is_exact(options, networks):
         if isinstance(normed, torch.nn.LayerNorm):
             continue
         pairs = (vectors * normed.weight).norm(dim=-1)
-        torch.testing.assert_close(TokenBlock(block).maps()[Method.ATTNRESLN_N][tokens], pairs[tokens])
+        torch.testing.assert_close(GroupedBlock.of_tokens(block).maps()[Method.ATTNRESLN_N][tokens], pairs[tokens])
 
 
 def test_a_bottleneck_that_mixes_tokens_is_refused():

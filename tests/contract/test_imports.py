@@ -38,7 +38,7 @@ ALLOWED = {
     "maths": set(),
     "linear": {"maths"},
     "statistics": {"maths"},
-    "data": {"options", "maths.tensors", "maths.words"},
+    "data": {"options", "maths.tensors", "maths.partition"},
     "models": {"options", "config", "data", "distribution", "linear", "maths"},
     "results": {"config.calls", "declarations", "distribution", "statistics.tidy"},
     "analyses": {
@@ -51,7 +51,7 @@ ALLOWED = {
         "models.facts",
         "models.load.interventions",
         "models.observe.reading",
-        "models.blocks.word_block",
+        "models.blocks.grouped_block",
         "results",
         "statistics",
     },

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from normscope.errors import InputError
-from normscope.models.blocks.token_block import TokenBlock
+from normscope.models.blocks.grouped_block import GroupedBlock
 from normscope.models.load.loaded import LoadedModel
 from tests.contract.test_answers import PROMPT, causal
 from tests.one_text import decompose
@@ -64,7 +64,7 @@ def test_some_measures_equal_the_whole(family, level, tokenizer, monkeypatch):
     for measures in ([], "share", columns[1:3]):
         with monkeypatch.context() as patched:
             if level == "token" and "share" not in measures:  # nothing is built that was not asked for
-                patched.delattr(TokenBlock, "pair_shares")
+                patched.delattr(GroupedBlock, "pair_shares")
             part = decompose(model, PROMPT, level=level, measures=measures)
         names = {"attn_w", *([measures] if isinstance(measures, str) else measures)}
         assert [name for name in part.pairs if name in columns] == [name for name in columns if name in names]

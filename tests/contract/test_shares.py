@@ -7,7 +7,7 @@ from normscope.analyses.declarations.mixing import MixingOptions
 from normscope.maths.composition import Stage
 from normscope.maths.mixing import OF_STAGE
 from normscope.models.blocks.block import AttentionBlock
-from normscope.models.blocks.token_block import TokenBlock
+from normscope.models.blocks.grouped_block import GroupedBlock
 from normscope.models.observe.observer import Observer
 from tests.oracles import specimens
 from tests.tiny import facts_for, token_batch
@@ -73,7 +73,7 @@ def test_shares_are_those_of_the_explicit_vectors(family, family_model):
 def test_shares_of_pairs_add_up_to_one_with_the_biases(family, family_model):
     for block in blocks_of(family_model, facts_for(family)):
         shares = block.shares[OF_STAGE[block.composition.stages[-1]]]
-        pairs, tokens = TokenBlock(block).pair_shares(), block.token_mask
+        pairs, tokens = GroupedBlock.of_tokens(block).pair_shares(), block.token_mask
         scale = torch.stack(list(shares)).abs().sum(dim=0).clamp(min=1)
         torch.testing.assert_close(
             ((pairs.sum(dim=-1) + shares.bias) / scale)[tokens], (1 / scale)[tokens], rtol=0, atol=1e-12

@@ -7,9 +7,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.scenarios import EVERYTHING, analyses_of, analysing, random_batch
-from normscope.analyses.pairs import pairs_of
+from normscope.analyses.pairs import Pairs
 from normscope.maths import attention_weights, weight_tiles
-from normscope.maths.words import Pieces, WordGroups
+from normscope.maths.partition import Partition
 from normscope.models.observe.observer import Observer
 from normscope.models.prove.verification import verify
 from tests.tiny import FAMILY_CONFIGS, facts_for, proved_to, tiny_model, token_batch
@@ -59,11 +59,9 @@ def test_every_reading_of_the_weights_is_that_of_the_whole(family, family_model)
         for tile in alpha.tiles():
             tiled[tile.sequences, :, tile.rows, tile.keys] = tile.weights
         close(tiled * block.key_mask[:, None, None], of_tokens)
-        pieces = Pieces.of(torch.tensor([[0, 0, 1, 2, 2, 3, 4, 3, 3], [0, 1, 1, 2, -1, -1, -1, -1, -1]]), 5)
-        groups = WordGroups.of(pieces, pieces, weights.dtype)
-        for tile in alpha.tiles(groups):
-            of_words = groups.rows[tile.sequences, None, tile.rows] @ of_tokens[tile.sequences]
-            close(tile.weights, of_words[..., tile.keys])
+        words = Partition.of(torch.tensor([[0, 0, 1, 2, 2, 3, 4, 3, 3], [0, 1, 1, 2, -1, -1, -1, -1, -1]]), 5)
+        for tile in alpha.tiles_of_groups(words):
+            close(tile.weights, words.means(of_tokens)[tile.sequences, :, tile.rows, tile.keys])
         members = torch.stack([tokens, torch.zeros_like(tokens)])
         close(
             alpha.by_group(members)[..., 0] * tokens[:, None], (of_tokens * block.key_mask[:, None, None]).sum(dim=-1)
@@ -83,7 +81,7 @@ def test_parts_of_the_pairs_are_those_of_the_whole(family, family_model):
     batch = random_batch((3, 9), family_model.config.vocab_size)
 
     def visit(block):
-        pairs = pairs_of(block, batch)
+        pairs = Pairs(block, batch)
         heads, seen = block.query.shape[1], block.alpha.seen.of().expand_as(block.weights)
         received, seeing = torch.zeros_like(block.weights[:, :, 0]), torch.zeros(3, 1, 9, dtype=torch.long)
         for part in pairs.parts():

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from normscope.analyses.pairs import pairs_of
+from normscope.analyses.pairs import Pairs
 from normscope.api import SimilarityTo, load
 from normscope.data.batching import Batch, collate, unpacked
 from normscope.data.corpora import open_corpus
@@ -20,9 +20,9 @@ from normscope.data.token_sequence import TokenSequence
 from normscope.data.token_texts import BYTES
 from normscope.data.words import NO_WORD, mark_of, marked_words, unit_numbers, unit_texts
 from normscope.errors import InputError
-from normscope.maths import attention_weights, word_batches
-from normscope.maths.words import Pieces, WordGroups
-from normscope.models.blocks.word_block import WordBlock
+from normscope.maths import attention_weights, group_batches
+from normscope.maths.partition import Partition, merged_weights
+from normscope.models.blocks.grouped_block import GroupedBlock
 from normscope.models.observe.observer import Observer
 from normscope.results.figures import Lines
 from normscope.results.findings import Sentence
@@ -125,8 +125,7 @@ def test_everything_of_words_is_that_of_merged_vectors(family, family_model, mon
 
 
 def check_maps(block, batch):
-    groups = batch.groups
-    of_words = WordBlock(block, groups)
+    of_words = GroupedBlock(block, batch.partition, batch.partition)
     maps, heads, ratios = of_words.maps(), of_words.head_maps(), of_words.mixing_ratios()
     for row in range(2):
         words = Words(block, row)
@@ -147,7 +146,7 @@ def check_maps(block, batch):
 
 
 def check_pairs(block, batch):
-    pairs = pairs_of(block, batch)
+    pairs = Pairs(block, batch)
     assert pairs.keys is pairs.batch is batch.measured
     parts = list(pairs.parts())
     for row in range(2):
@@ -162,7 +161,7 @@ def check_pairs(block, batch):
         inputs = np.stack([words.x[word].mean(axis=0) for word in words.members])
         close(pairs.input_norms[row, some], np.linalg.norm(inputs, axis=-1))
         of_row = [
-            (part.first[row - start], part.known().expand(-1, 1, part.first.shape[2], -1)[row - start])
+            (part.first[row - start], part.known().expand(-1, 1, *part.first.shape[2:])[row - start])
             for part in parts
             if (start := part.sequences.start) <= row < part.sequences.stop
         ]
@@ -191,21 +190,24 @@ def check_pairs(block, batch):
 def test_maps_of_words_through_whole_layers(family, family_model, monkeypatch):
     """Words of one token are tokens, norms of sums are at most sums of norms, and strips of few words change nothing."""
     # Two words of two tokens, one of three that are not all neighbours, and one of padding alone in the second sequence.
-    merged = Pieces.of(torch.tensor([[0, 0, 1, 2, 2, 3, 4, 3, 3], [0, 1, 1, 2, 3, 3, -1, -1, -1]]), 5)
+    merged = Partition.of(torch.tensor([[0, 0, 1, 2, 2, 3, 4, 3, 3], [0, 1, 1, 2, 3, 3, -1, -1, -1]]), 5)
 
     def visit(block):
         mask = block.attention.token_mask
-        single = Pieces.of(torch.arange(9).expand(2, -1).masked_fill(~mask, -1), 9)
-        singles, groups = (WordGroups.of(each, each, torch.float64) for each in (single, merged))
-        of_tokens, of_singles, of_words = block.pair_maps(), block.word_maps(singles), block.word_maps(groups)
+        single = Partition.of(torch.arange(9).expand(2, -1).masked_fill(~mask, -1), 9)
+        of_tokens, of_singles, of_words = (
+            block.pair_maps(),
+            block.pair_maps(single, single),
+            block.pair_maps(merged, merged),
+        )
         assert of_tokens.keys() == of_singles.keys() == of_words.keys()
         pairs = mask[:, :, None] & mask[:, None, :]
         for stage, values in of_tokens.items():
             torch.testing.assert_close(of_singles[stage] * pairs, values * pairs, rtol=1e-9, atol=1e-9)
-            assert (of_words[stage] <= groups.rows @ (values * pairs) @ groups.columns + 1e-9).all()
+            assert (of_words[stage] <= merged_weights(values * pairs, merged, merged) + 1e-9).all()
         with monkeypatch.context() as strips:
-            strips.setattr(word_batches, "_AT_ONCE", 500)
-            for stage, values in block.word_maps(groups).items():
+            strips.setattr(group_batches, "_AT_ONCE", 500)
+            for stage, values in block.pair_maps(merged, merged).items():
                 torch.testing.assert_close(values, of_words[stage], rtol=1e-12, atol=1e-12)
 
     last = family_model.config.num_hidden_layers
@@ -288,7 +290,7 @@ def test_a_corpus_has_words_of_its_own(tmp_path, tokenizer):
     assert texts == ("[CLS]", "we", "walk", "zum", "river", ",", "they", "run", "!", "[SEP]")
     batch = collate([first, second], encoder)
     assert batch.units[1, -1] == NO_WORD
-    assert batch.groups.count == 11
+    assert batch.partition.count == 11
     # A word has the category of its first token; samples of sequences keep the words.
     names = [encoder.categories.names[index] for index in batch.measured.categories[0].tolist()]
     assert names == ["cls", *["other"] * 8, "punctuation", "sep"]
@@ -297,7 +299,7 @@ def test_a_corpus_has_words_of_its_own(tmp_path, tokenizer):
     assert torch.equal(again.units, batch.units)
     assert torch.equal(batch.part(1, 2).units, batch.units[1:, : len(second.units)])
     masked = {"units": None, "words": None}
-    assert collate([dataclasses.replace(first, **masked)], encoder).groups is None
+    assert collate([dataclasses.replace(first, **masked)], encoder).partition.places == slice(None)
 
 
 def test_marks_of_tokenizers_without_offsets():

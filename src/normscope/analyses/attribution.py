@@ -47,7 +47,7 @@ from normscope.data.batching import Batch
 from normscope.data.examples import Example
 from normscope.errors import InputError
 from normscope.maths.choices import AttentionRule, ReadoutTarget
-from normscope.maths.words import WordGroups
+from normscope.maths.partition import Partition
 from normscope.models.facts import ModelFacts
 from normscope.models.load.interventions import InterventionRunner
 from normscope.results.figures import Dots, Figure, Heatmaps, Lines
@@ -288,10 +288,10 @@ class SampleAttribution:
 
     def maps(self, batch: Batch) -> dict[MapMethod, ModelMaps]:
         """The maps of a batch, layer by layer and from the input up to each layer; of words, if words are measured."""
-        return self._maps(batch, self._map_methods, keep=True, groups=batch.groups)
+        return self._maps(batch, self._map_methods, keep=True, groups=batch.partition)
 
     def _maps(
-        self, batch: Batch, methods: Sequence[MapMethod], *, keep: bool = False, groups: WordGroups | None = None
+        self, batch: Batch, methods: Sequence[MapMethod], *, keep: bool = False, groups: Partition | None = None
     ) -> dict[MapMethod, ModelMaps]:
         model, inputs, stage, bias = self._runner.model, batch.model_inputs(), self._stage, self._bias
         return model_maps(model.model, model.facts, inputs, methods, stage=stage, bias=bias, keep=keep, groups=groups)
@@ -326,8 +326,7 @@ class SampleAttribution:
             bias=self._bias,
             steps=self._options.steps,
         )
-        if batch.groups is not None:
-            scored = {method: batch.groups.to(values.device).sums(values) for method, values in scored.items()}
+        scored = {method: batch.partition.sums(values) for method, values in scored.items()}
         scores = {str(method): values[0].cpu().numpy() for method, values in scored.items()}
         self.agreement.add({method: values[ordinary] for method, values in scores.items()})
         packed = batch.packed()[:, 0].cpu()

@@ -21,7 +21,7 @@ from normscope.analyses.ratio_table import (
 from normscope.data.batching import Batch
 from normscope.maths.mixing import OF_STAGE, Method
 from normscope.models.blocks.block import AttentionBlock
-from normscope.models.blocks.word_block import between
+from normscope.models.blocks.grouped_block import GroupedBlock
 from normscope.results.codes import METHODS
 from normscope.results.figures import Heatmaps, Lines
 from normscope.results.findings import Sentence, Summary
@@ -56,8 +56,8 @@ class MixingAnalysis(Analysis):
         """Add the mixing ratios of a block's tokens."""
         if block.layer not in self._errors:
             self._errors[block.layer] = block.share_error()
-        units = between(block, batch.groups)  # tokens, or words with level=word
-        ratios, shares = units.mixing_ratios(), units.shares()
+        of_groups = GroupedBlock(block, batch.partition, batch.keys.partition)
+        ratios, shares = of_groups.mixing_ratios(), of_groups.shares()
         self._ratios.update(
             block.layer,
             [ratios[method] for method in self.context.methods],

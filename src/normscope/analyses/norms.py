@@ -21,7 +21,7 @@ from normscope.analyses import dispersion
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.declarations.norms import NORMS, NormsOpening, NormsOptions
 from normscope.analyses.finite import require_finite
-from normscope.analyses.pairs import Pairs, pairs_of
+from normscope.analyses.pairs import Pairs
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.maths.norms import expansion_rate
@@ -103,7 +103,7 @@ class NormsAnalysis(Analysis):
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the weights and norms of a block."""
         layer = self.context.index(block.layer)
-        pairs = pairs_of(block, batch)
+        pairs = Pairs(block, batch)
         members = self._counted.members(pairs.keys)
         lengths = pairs.batch.token_mask.sum(dim=-1)
         # This comes first: where it builds all of α, `received` is its sum.

@@ -24,7 +24,7 @@ from normscope.data.batching import Batch
 from normscope.errors import InputError
 from normscope.maths.tensors import lengthened
 from normscope.models.blocks.block import AttentionBlock
-from normscope.models.blocks.word_block import WordBlock
+from normscope.models.blocks.grouped_block import GroupedBlock
 from normscope.models.facts import ModelFacts
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.results.figures import Dots, Figure, Heatmaps
@@ -184,12 +184,12 @@ class SyntaxAnalysis(Analysis):
 
     def _add(self, block: AttentionBlock, network: FeedForwardBlock | None) -> None:
         arcs, layer = self._batch_arcs, self.context.index(block.layer)
-        words = WordBlock(block, arcs.groups)
-        heads = lengthened(torch.stack(words.head_maps(in_double=False), dim=1), self.context.heads, 2).flatten(1, 2)
-        of_block = {str(method): values for method, values in words.maps(in_double=False).items()}
+        of_words = GroupedBlock(block, arcs.targets, arcs.sources)
+        heads = lengthened(torch.stack(of_words.head_maps(in_double=False), dim=1), self.context.heads, 2).flatten(1, 2)
+        of_block = {str(method): values for method, values in of_words.maps(in_double=False).items()}
         if network is not None:
             last = network.stages[-1]
-            of_block[LAYER] = network.word_maps(arcs.groups, [last], in_double=False)[last]
+            of_block[LAYER] = network.pair_maps(arcs.targets, arcs.sources, stages=[last], in_double=False)[last]
         maps = torch.cat([heads, *(of_block[measure].unsqueeze(1).to(heads) for measure in self._measures)], dim=1)
         correct = by_relation(correct_arcs(maps, arcs), arcs, len(self._relations))
         self._correct.update(layer, by_half(torch.stack(products(correct, self._counts)), arcs.halves))
@@ -246,7 +246,7 @@ def correct_arcs(
     words, units = maps.shape[2:]
     # Special tokens are the last units; the word itself has the number of its row.
     itself = torch.eye(words, units, dtype=torch.bool, device=maps.device)
-    excluded = ~arcs.units[:, None, None] | itself
+    excluded = ~arcs.sources.exists[:, None, None] | itself
     results = []
     for others in (excluded, excluded | arcs.special[:, None, None]):  # as CANDIDATES
         largest = maps.masked_fill(others, -torch.inf).max(dim=-1)
@@ -259,7 +259,7 @@ def correct_arcs(
 def by_relation(values: Bool[Tensor, "*map arc"], arcs: Arcs, relations: int) -> Int[Tensor, "*map batch relation"]:
     """Sums of values over the arcs of each sentence and relation; relation 0 is the union of those that count."""
     shape = values.shape[:-1]
-    sentences = len(arcs.words)
+    sentences = len(arcs.halves)
     flat = values.reshape(math.prod(shape), values.shape[-1]).long()
     sums = flat.new_zeros(len(flat), sentences * relations)
     sums.index_add_(1, arcs.sentence * relations + arcs.relation, flat)

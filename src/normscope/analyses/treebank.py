@@ -16,8 +16,8 @@ from normscope.data.resources import Resource, ResourceContext, State, packed, u
 from normscope.data.token_sequence import AnnotatedSentence
 from normscope.data.words import NO_WORD
 from normscope.errors import InputError
+from normscope.maths.partition import Partition
 from normscope.maths.tensors import to_device
-from normscope.maths.words import Pieces, WordGroups
 
 ALL = "all"
 """The union of the relations but `root` and, by default, PUNCTUATION."""
@@ -144,10 +144,10 @@ class Arcs:
     Units of a sentence count from 0, in the order of its words. Special tokens are units as well, after the longest sentence.
     """
 
-    groups: WordGroups
-    """The tokens of the units; only words are targets."""
-    words: Bool[Tensor, "batch word"]
-    """Which target words a sentence has."""
+    targets: Partition
+    """The tokens of the units that are words."""
+    sources: Partition
+    """The tokens of all units."""
     halves: Int[Tensor, " batch"]
     """The half of the corpus that each sentence belongs to: 0 for odd rows, 1 for even ones."""
     sentence: Int[Tensor, " arc"]
@@ -164,15 +164,10 @@ class Arcs:
     """Number of arcs that were dropped, by reason."""
 
     @property
-    def units(self) -> Bool[Tensor, "batch unit"]:
-        """Which units a sentence has."""
-        return self.groups.columns.any(dim=1)
-
-    @property
     def special(self) -> Bool[Tensor, "batch unit"]:
         """Which units are special tokens."""
-        special = self.units.clone()
-        special[:, : self.words.shape[1]] = False
+        special = self.sources.exists.clone()
+        special[:, : self.targets.count] = False
         return special
 
 
@@ -205,10 +200,9 @@ def arcs_of(batch: Batch, relations: Mapping[str, int], *, punctuation: bool, su
             rows += _arcs(row, sentence, labels, numbers[row], relations, dropped)
     tokens, device = torch.from_numpy(units), batch.input_ids.device
     table = to_device(torch.tensor(rows, dtype=torch.int64).view(-1, 6), device)
-    words = torch.arange(targets) < torch.tensor([len(known) for known in numbers])[:, None]
     return Arcs(
-        groups=WordGroups.of(Pieces.of(tokens, targets), Pieces.of(tokens, count), torch.float32).to(device),
-        words=to_device(words, device),
+        targets=Partition.of(tokens, targets).to(device),
+        sources=Partition.of(tokens, count).to(device),
         halves=to_device((torch.tensor(batch.rows) - 1) % 2, device),
         sentence=table[:, 0],
         dependent=table[:, 1],

@@ -227,7 +227,7 @@ def attribution_maps(
     batch = single_text(model, text, "attribution_maps", of_level)
     if any(method in NEEDS_FEED_FORWARD or method is MapMethod.NORM_ROLLOUT for method in wanted):
         _ = model.layers_verification
-    inputs, groups = batch.model_inputs(), batch.groups
+    inputs, groups = batch.model_inputs(), batch.partition
     maps = model_maps(model.model, model.facts, inputs, wanted, stage=at_stage, bias=rule, keep=True, groups=groups)
     tokens = batch.unit_texts(model.tokenizer)
     about = described(model, "attribution_maps", [" ".join(tokens)], level=of_level, stage=at_stage, bias=rule)

@@ -18,8 +18,7 @@ from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.maths.mixing import OF_STAGE, Method
 from normscope.maths.tensors import lengthened
-from normscope.models.blocks.token_block import TokenBlock
-from normscope.models.blocks.word_block import WordBlock
+from normscope.models.blocks.grouped_block import GroupedBlock
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import batch_from_texts, is_single
 from normscope.models.observe.observer import Observer
@@ -246,19 +245,18 @@ def _maps(
 ) -> dict[str, Tensor]:
     """What a decomposition consists of, by name: the layers of a batch of one."""
     methods = model.facts.methods
-    at = slice(None) if queries is None else queries
 
-    def beside(units: TokenBlock | WordBlock) -> dict[str, Tensor]:
+    def beside(units: GroupedBlock) -> dict[str, Tensor]:
         of_method, shares = units.mixing_ratios(), units.shares()
         ratios = torch.stack([of_method[method][0] for method in methods])
         parts = torch.stack([torch.stack(list(shares[method])) for method in methods if method in shares])[:, :, 0]
-        found = {"ratios": ratios.cpu()[:, at], "parts": parts.cpu()[..., at]}
+        found = {"ratios": ratios, "parts": parts}
         if not heads:
             return found
         weights, vectors = units.head_maps()
         of_heads = {"attn_w": weights, "attn_n": vectors}
         # ‖αf(x)‖ follows from α and ‖f(x)‖, except between words, and where gates differ by query.
-        if batch.groups is None and not model.facts.is_gated:
+        if batch.units is None and not model.facts.is_gated:
             of_heads = {"attn_w": weights, "f_n": units.block.transformed_norms}
         return found | {
             f"head {name}": lengthened(values[0], model.facts.heads, 0) for name, values in of_heads.items()

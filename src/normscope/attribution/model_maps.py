@@ -11,7 +11,7 @@ from normscope.attribution.layer_maps import attention_map, layer_map
 from normscope.attribution.methods import NEEDS_FEED_FORWARD, MapMethod, MapStage, check_defined
 from normscope.attribution.vectors import vector_maps
 from normscope.maths.choices import ValueBias
-from normscope.maths.words import WordGroups
+from normscope.maths.partition import Partition, merged_weights
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.facts import ModelFacts
 from normscope.models.observe.check import Check
@@ -32,12 +32,11 @@ class ModelMaps:
     shares: Float[Tensor, "batch query key"] | None = None
     """The signed share of each source in each output, through all layers, with a column for the bias; of `decompx` alone."""
 
-    def of_words(self, groups: WordGroups) -> "ModelMaps":
-        """Shares of words: summed over the tokens of a source, averaged over those of an output. Rows keep their sums."""
+    def merged(self, groups: Partition) -> "ModelMaps":
+        """Shares of groups: summed over the tokens of a source, averaged over those of an output. Rows keep their sums."""
 
         def merged(maps: Tensor) -> Tensor:
-            like = groups.like(maps)
-            return like.sums(like.rows @ maps)
+            return merged_weights(maps, groups, groups)
 
         def each(maps: list[Tensor] | None) -> list[Tensor] | None:
             return None if maps is None else [merged(layer) for layer in maps]
@@ -54,7 +53,7 @@ def model_maps(
     stage: MapStage = MapStage.BLOCK,
     bias: ValueBias = ValueBias.token,
     keep: bool = False,
-    groups: WordGroups | None = None,
+    groups: Partition | None = None,
 ) -> dict[MapMethod, ModelMaps]:
     """The maps of a batch by each method.
 
@@ -64,7 +63,8 @@ def model_maps(
         stage: The stage of `norm_rollout`.
         bias: Where `decompx` puts the value biases of the first layer.
         keep: Whether to keep the maps of every layer as well as their product.
-        groups: Words, whose shares are merged (see `ModelMaps.of_words`), and whose vectors `decompx` merges; None for tokens.
+        groups: Words, for instance, whose shares are merged (see `ModelMaps.merged`), and whose vectors `decompx` merges; the
+            tokens by default.
 
     Raises:
         InputError: If a method is not defined for the family.
@@ -73,8 +73,8 @@ def model_maps(
         check_defined(method, stage, facts)
     chained = [method for method in methods if method is not MapMethod.DECOMPX]
     maps = _chained_maps(model, facts, inputs, chained, stage, keep=keep) if chained else {}
-    if groups is not None:
-        maps = {method: of_tokens.of_words(groups) for method, of_tokens in maps.items()}
+    if groups is not None and groups.places is None:
+        maps = {method: of_tokens.merged(groups) for method, of_tokens in maps.items()}
     if MapMethod.DECOMPX in methods:
         norms, shares = vector_maps(model, facts, inputs, bias, keep=keep, groups=groups)
         maps[MapMethod.DECOMPX] = ModelMaps(norms[-1], cumulative=norms if keep else None, shares=shares)

@@ -18,9 +18,9 @@ from normscope.attribution.methods import check_followed
 from normscope.attribution.passes import Carried, carried_pass
 from normscope.maths.choices import ValueBias
 from normscope.maths.embedder import pooled, pooled_parts
+from normscope.maths.partition import Partition
 from normscope.maths.shares import along
 from normscope.maths.tensors import pieces, wide
-from normscope.maths.words import WordGroups
 from normscope.models.blocks.block import full_precision
 from normscope.models.facts import ModelFacts
 
@@ -50,7 +50,7 @@ def vector_maps(
     bias: ValueBias,
     *,
     keep: bool = False,
-    groups: WordGroups | None = None,
+    groups: Partition | None = None,
 ) -> tuple[list[Float[Tensor, "batch query key"]], Float[Tensor, "batch query key"]]:
     """Norms and signed shares of the vectors x_{i⇐k}: how much of each output comes from each source; the last is the bias.
 
@@ -61,8 +61,8 @@ def vector_maps(
         inputs: Keyword arguments of the model.
         bias: Where the value biases of the first layer go.
         keep: Whether to return the norms after every layer instead of the last only.
-        groups: Words, whose vectors are added up over the tokens of a source, and averaged over those of an output; None for
-            the vectors of tokens.
+        groups: Words, for instance, whose vectors are added up over the tokens of a source, and averaged over those of an
+            output; the tokens by default.
 
     Returns:
         ‖x_{i⇐k}‖ after every layer, or after the last alone; and ⟨x_{i⇐k}, y_i⟩ / ⟨y_i, y_i⟩ in the last hidden vector y_i,
@@ -71,15 +71,17 @@ def vector_maps(
     by_group: list[list[Tensor]] = []
     products: list[Tensor] = []
     check_followed(facts)
-    units = None if groups is None else groups.units.of_token
+    groups = Partition.tokens(inputs["attention_mask"].bool()) if groups is None else groups
+    units = None if groups.places is not None else groups.of_token
 
     def of_outputs(vectors: Tensor) -> Tensor:
-        return vectors if groups is None else groups.like(vectors).rows @ vectors
+        rows = groups.rows(vectors)
+        return vectors if rows is None else rows @ vectors
 
     def measured(vectors: Tensor) -> Tensor:
         return wide(torch.linalg.vector_norm(of_outputs(vectors), dim=-1))
 
-    for group in _groups(facts, inputs, None if groups is None else groups.count):
+    for group in _groups(facts, inputs, groups.count):
         norms: list[Tensor] = []
 
         def note(vectors: Tensor, norms: list[Tensor] = norms) -> None:
@@ -91,8 +93,7 @@ def vector_maps(
     norms = [torch.cat(parts).movedim(0, -1) for parts in zip(*by_group, strict=True)]
     shares = torch.cat(products).movedim(0, -1)
     missing = (shares.sum(dim=-1) - 1).abs() / shares.abs().sum(dim=-1)
-    rows = inputs["attention_mask"].bool() if groups is None else groups.rows.sum(dim=-1) > 0
-    check.require("the vectors of an output", missing.masked_fill(~rows, 0))
+    check.require("the vectors of an output", missing.masked_fill(~groups.exists, 0))
     return norms, shares
 
 

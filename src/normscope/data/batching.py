@@ -17,8 +17,8 @@ from normscope.data.examples import CorpusCounts, Example
 from normscope.data.token_sequence import AnnotatedSentence, Batching, TokenSequence, fingerprint
 from normscope.data.words import NO_WORD, unit_texts
 from normscope.errors import InputError
+from normscope.maths.partition import Partition
 from normscope.maths.tensors import to_device
-from normscope.maths.words import Pieces, WordGroups
 
 T = TypeVar("T")
 
@@ -107,29 +107,20 @@ class Batch:
         return self.source if self.is_cross_attention and self.source is not None else self
 
     @cached_property
-    def groups(self) -> WordGroups | None:
-        """The words as queries and keys of attention; None if tokens are measured."""
+    def partition(self) -> Partition:
+        """What is measured: the tokens, or the words that they make up."""
         if self.units is None:
-            return None
-        groups = WordGroups.of(
-            self.pieces, self.keys.pieces, torch.float32, is_self_attention=not self.is_cross_attention
-        )
-        return groups if self.host is self else dataclasses.replace(groups, on_host=self.host.groups)
-
-    @cached_property
-    def pieces(self) -> Pieces:
-        """The tokens of the words. Only if words are measured."""
+            return Partition.tokens(self.token_mask)
         if self.host is not self:
-            return self.host.pieces.to(self.input_ids.device)
-        assert self.units is not None
-        return Pieces.of(self.units, int(self.units.max()) + 1)
+            return self.host.partition.to(self.input_ids.device)
+        return Partition.of(self.units, int(self.units.max()) + 1)
 
     @cached_property
     def measured(self) -> "Batch":
         """The batch in terms of what is measured: itself, or the words. A word has the category of its first token."""
         if self.units is None:
             return self
-        words = self.pieces
+        words = self.partition
 
         def of_words(tensor: Tensor) -> Tensor:
             return tensor.gather(1, words.first)

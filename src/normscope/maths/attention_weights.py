@@ -14,9 +14,9 @@ from torch import Tensor
 
 from normscope.maths import attention as attention_maths
 from normscope.maths.masks import Visibility
+from normscope.maths.partition import Partition
 from normscope.maths.tensors import pieces, to_device
 from normscope.maths.weight_tiles import Tile, weight_received, weight_tiles
-from normscope.maths.words import WordGroups
 
 WEIGHTS_AT_ONCE = {"cpu": 2**22}
 """Entries of α to materialise at once, by device. 2²² float32 weights (16 MiB) were fastest on a CPU, because of its cache."""
@@ -56,20 +56,14 @@ class AttentionWeights:
         """α of all pairs."""
         return self.rows(slice(0, self.seen.lengths[1]))
 
-    def tiles(
-        self, groups: WordGroups | None = None, vectors: Float[Tensor, "batch head query size"] | None = None
-    ) -> Iterator[Tile]:
+    def tiles(self, vectors: Float[Tensor, "batch head query size"] | None = None) -> Iterator[Tile]:
         """α of all pairs, a few at a time; zero in rows of padding. Tiles without visible keys are left out.
 
-        Iterating over all tiles of tokens also sums up `received`, which then costs nothing.
+        Iterating over all tiles also sums up `received`, which then costs nothing.
 
         Args:
-            groups: Words, if each row is to be a word: the mean of the rows of its tokens.
             vectors: One vector u_i by head and query, to sum up as well; `gathered` of the same tensor then costs nothing.
         """
-        if groups is not None:
-            yield from self._tiles_of_words(groups)
-            return
         sums = self.seen.keys.new_zeros(*self.query.shape[:2], self.key.shape[2], dtype=self._dtype)
         gathered = None if vectors is None else vectors.new_zeros(*sums.shape, vectors.shape[-1])
         for tile in self._tiles_of_tokens():
@@ -98,10 +92,14 @@ class AttentionWeights:
         return self.log_normaliser.abs().masked_fill_(~self.seen.queries.unsqueeze(1), 0).max()
 
     @property
-    def _dtype(self) -> torch.dtype:
+    def _like(self) -> Tensor:
         known = self.given if self.log_normaliser is None else self.log_normaliser
         assert known is not None
-        return known.dtype
+        return known
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self._like.dtype
 
     def _tiles_of_tokens(self) -> Iterator[Tile]:
         if self.log_normaliser is None or self.large:
@@ -119,13 +117,13 @@ class AttentionWeights:
                 self._lone,
             )
 
-    def _tiles_of_words(self, groups: WordGroups) -> Iterator[Tile]:
-        sequences, queries, keys = self.seen.lengths
-        # Every word has at least one token, so a tile of words covers at least as many queries.
-        words = min(groups.rows.shape[1], self.queries_at_once)
-        for some in pieces(slice(0, sequences), self.queries_at_once // queries):
-            for part in pieces(slice(0, groups.rows.shape[1]), words):
-                yield Tile(some, part, slice(0, keys), self.of_words(groups, some, part))
+    def tiles_of_groups(self, queries: Partition) -> Iterator[Tile]:
+        """The same with groups of queries: each row is the mean of the rows of its tokens."""
+        sequences, tokens, keys = self.seen.lengths
+        # Every group has at least one token, so a tile of groups covers at least as many queries.
+        for some in pieces(slice(0, sequences), self.queries_at_once // tokens):
+            for part in pieces(slice(0, queries.count), self.queries_at_once):
+                yield Tile(some, part, slice(0, keys), self.of_groups(queries, some, part))
 
     def strips(self, *, padding: bool = True) -> Iterator[tuple[slice, Float[Tensor, "batch head _ key"]]]:
         """α of consecutive queries and all keys, with the range of the queries, for all sequences together.
@@ -228,18 +226,21 @@ class AttentionWeights:
             given_to_nowhere=None if self.given_to_nowhere is None else self.given_to_nowhere[:, heads],
         )
 
-    def of_words(
-        self, groups: WordGroups, sequences: slice, words: slice | Int[Tensor, " chosen"]
+    def of_groups(
+        self, queries: Partition, sequences: slice, groups: slice | Int[Tensor, " chosen"]
     ) -> Float[Tensor, "some head chosen key"]:
-        """α from target words to tokens: the mean over the tokens of each word; zero for words that a sequence does not have.
+        """α of groups of queries: the mean over the tokens of each; zero for groups that a sequence does not have.
 
         Args:
-            words: Which target words; indices in CPU memory.
+            groups: Which groups; indices in CPU memory.
         """
-        chosen = words if isinstance(words, slice) else to_device(words, groups.rows.device)
-        rows, queries = groups.rows[sequences, chosen], groups.queries_of(sequences, words)
-        weights = self.rows(queries, sequences, padding=False).to(rows)
-        return rows[:, :, queries].unsqueeze(1) @ weights
+        chosen = groups if isinstance(groups, slice) else to_device(groups, self.query.device)
+        rows = queries.rows(self._like)
+        if rows is None:
+            places = queries.places
+            return self.rows(places[chosen] if isinstance(places, Tensor) else chosen, sequences)
+        tokens = queries.tokens_of(sequences, groups)
+        return rows[sequences, chosen][:, :, tokens].unsqueeze(1) @ self.rows(tokens, sequences, padding=False)
 
     def at(
         self,

@@ -30,6 +30,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from normscope.maths.group_batches import Strip, group_batches
 from normscope.maths.normalisation import Normalisation, scaled_norm
 from normscope.maths.norms import (
     gated_pair_norms,
@@ -38,9 +39,8 @@ from normscope.maths.norms import (
     replaced_diagonal,
     scaled_output_weight,
 )
+from normscope.maths.partition import Partition
 from normscope.maths.tensors import widened
-from normscope.maths.word_batches import Strip, word_batches
-from normscope.maths.words import WordGroups
 
 NormPosition = Literal["post", "pre", "parallel", "branch"]
 
@@ -290,51 +290,60 @@ class Composition:
             for stage in wanted
         }
 
-    def word_norms(
+    def merged_norms(
         self,
         weights_of: Callable[[slice, slice], Float[Tensor, "batch head _ key"]],
         value: Float[Tensor, "batch head key head_dim"],
         output_weight: Float[Tensor, "head head_dim model"],
-        groups: WordGroups,
+        queries: Partition,
+        keys: Partition,
+        *,
+        is_cross_attention: bool = False,
         stages: Iterable[Stage] | None = None,
-    ) -> dict[Stage, Float[Tensor, "batch word unit"]]:
-        """‖V_IJ‖ of every target and source word, by stage (see `words.py`).
+    ) -> dict[Stage, Float[Tensor, "batch target source"]]:
+        """‖V_IJ‖ of every target and source, by stage (see `partition.py`).
 
         Args:
             weights_of: α of a range of queries of a range of sequences.
             value: v, with b_V inside.
             output_weight: W_O.
+            queries: The targets. In self-attention, the first of the sources are the targets.
+            keys: The sources.
+            is_cross_attention: See `pair_norms`.
             stages: The stages to measure; by default all, in cross-attention only F.
         """
         if stages is None:
-            stages = self.stages if groups.is_self_attention else self.stages[:1]
+            stages = self.stages[:1] if is_cross_attention else self.stages
         stages = list(stages)
-        norms = {stage: value.new_zeros(*groups.rows.shape[:2], groups.count) for stage in stages}
-        own = {stage: self.own(stage) for stage in stages} if groups.is_self_attention else {}
-        for batch in word_batches(groups, output_weight.shape[-1]):
+        norms = {stage: value.new_zeros(len(value), queries.count, keys.count) for stage in stages}
+        own = {} if is_cross_attention else {stage: self.own(stage) for stage in stages}
+        width = output_weight.shape[-1]
+        for batch in group_batches(queries, keys, value, width, is_cross_attention=is_cross_attention):
             vectors = {
                 normed: batch.key_vectors(value, self.stage_weight(output_weight, normed=normed))
                 for normed in {stage is Stage.NORMALISED for stage in stages}
             }
-            for strip, weights in batch.weighted_strips(weights_of, value):
-                rows = batch.rows_of(strip)
-                # F and R differ in a word's pair with itself alone.
+            for strip in batch.strips:
+                weights = weights_of(strip.queries, strip.sequences).to(value, copy=True)
+                if own:  # of a token with itself, which is added to its group's pair with itself below
+                    weights.diagonal(strip.queries.start, dim1=-2, dim2=-1).zero_()
+                # F and R differ in a group's pair with itself alone.
                 pairs: dict[bool, tuple[Tensor, Tensor]] = {}
                 for stage in stages:
                     normed = stage is Stage.NORMALISED
                     if normed not in pairs:
-                        scaled = self.scaled_rows(rows, strip) if normed else rows
-                        merged = batch.merged(scaled, weights, vectors[normed])
+                        rows = self._scaled_rows(strip) if normed else strip.rows
+                        merged = batch.merged(rows, weights, vectors[normed])
                         pairs[normed] = merged, torch.linalg.vector_norm(merged, dim=-1).transpose(1, 2)
                     lengths = pairs[normed][1]
                     if own:
-                        lengths = batch.with_own_norms(*pairs[normed], rows, own[stage], strip)
-                    norms[stage][strip.sequences, strip.words, batch.units] = lengths
+                        lengths = batch.with_own_norms(*pairs[normed], own[stage], strip)
+                    norms[stage][strip.sequences, strip.targets, batch.sources] = lengths
         return norms
 
-    def scaled_rows(self, rows: Float[Tensor, "batch word query"], strip: Strip) -> Float[Tensor, "batch word query"]:
-        """1/σ_i times the share of each of a strip's queries in its words."""
-        return rows / self.deviation[strip.sequences, strip.queries].unsqueeze(1)
+    def _scaled_rows(self, strip: Strip) -> Float[Tensor, "batch target query"]:
+        """1/σ_i times the share of each of a strip's queries in its targets."""
+        return strip.rows / self.deviation[strip.sequences, strip.queries].unsqueeze(1)
 
     def stage_weight(
         self, output_weight: Float[Tensor, "head head_dim model"], *, normed: bool

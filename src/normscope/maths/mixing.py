@@ -82,53 +82,42 @@ def ratio(mixing: Float[Tensor, "*batch"], preserving: Float[Tensor, "*batch"]) 
 
 
 def mixing_ratios(
-    self_weights: Float[Tensor, "batch head token"],
-    composition: Composition,
-    to_nowhere: Float[Tensor, "batch head token"] | None = None,
-) -> dict[Method, Float[Tensor, "batch token"]]:
-    """The mixing ratio r_i of every token, by each method defined for the block.
-
-    Args:
-        self_weights: α_ii per head.
-        composition: The parts of the block's output.
-        to_nowhere: 1 − Σ_j α_ij per head, the weight that a learned sink takes; None if every row of α sums to one.
-
-    Returns:
-        Ratios in [0, 1], one tensor per method of METHODS. Values at padding are finite but meaningless.
-    """
-    by_weight = _ratios_of_weights(self_weights.mean(dim=1), None if to_nowhere is None else to_nowhere.mean(dim=1))
-    by_stage = {OF_STAGE[stage]: ratio(*norms) for stage, norms in composition.relative_norms().items()}
-    return by_weight | by_stage
-
-
-def word_mixing_ratios(
     own_weights: Float[Tensor, "batch head token"],
     composition: Composition,
-    rows: Float[Tensor, "batch word token"],
     to_nowhere: Float[Tensor, "batch head token"] | None = None,
-) -> dict[Method, Float[Tensor, "batch word"]]:
-    """The mixing ratio r_I of every word: vectors are averaged over the word's tokens, and then measured.
+    rows: Float[Tensor, "batch group token"] | None = None,
+) -> dict[Method, Float[Tensor, "batch _"]]:
+    """The mixing ratio of every token or group, by each method defined for the block.
+
+    Vectors are averaged over the tokens of a group, and then measured:
 
         r_I = ‖Σ_{J≠I} V_IJ‖ / (‖Σ_{J≠I} V_IJ‖ + ‖V_II‖),    V_IJ = 1/|I| Σ_{i∈I} Σ_{j∈J} V_ij
 
     Args:
-        own_weights: Σ_{j∈I} α_ij per head, what a token gives to its own word.
-        composition: The parts of the block's output, where `preserving` is what each token takes from its own word.
-        rows: The share of each token in its word: 1/|I|.
-        to_nowhere: See `mixing_ratios`.
+        own_weights: α_ii per head; of groups, what each token gives to all tokens of its own: Σ_{j∈I} α_ij.
+        composition: The parts of the block's output. Of groups, `preserving` is what each token takes from its own.
+        to_nowhere: 1 − Σ_j α_ij per head, the weight that a learned sink takes; None if every row of α sums to one.
+        rows: The share of each token in its group, 1/|I|; None for tokens.
 
     Returns:
-        See `mixing_ratios`.
+        Ratios in [0, 1], one tensor per method of METHODS. Values at padding are finite but meaningless.
     """
 
-    def averaged(weights: Float[Tensor, "batch head token"]) -> Float[Tensor, "batch word"]:
-        return torch.einsum("bwt,bt->bw", rows, weights.mean(dim=1).to(rows))
+    def averaged(weights: Float[Tensor, "batch head token"]) -> Tensor:
+        of_tokens = weights.mean(dim=1)
+        return of_tokens if rows is None else torch.einsum("bgt,bt->bg", rows, of_tokens.to(rows))
 
     by_weight = _ratios_of_weights(averaged(own_weights), None if to_nowhere is None else averaged(to_nowhere))
-    norms = {
-        stage: [torch.linalg.vector_norm(rows @ part(stage), dim=-1) for part in (composition.others, composition.own)]
-        for stage in composition.stages
-    }
+    if rows is None:
+        norms = composition.relative_norms()
+    else:
+        norms = {
+            stage: (
+                torch.linalg.vector_norm(rows @ composition.others(stage), dim=-1),
+                torch.linalg.vector_norm(rows @ composition.own(stage), dim=-1),
+            )
+            for stage in composition.stages
+        }
     return by_weight | {OF_STAGE[stage]: ratio(*of_stage) for stage, of_stage in norms.items()}
 
 

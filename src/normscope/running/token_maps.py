@@ -20,9 +20,9 @@ from normscope.data.words import NO_WORD, unit_numbers, words_of_tokens
 from normscope.errors import InputError
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
 from normscope.maths.mixing import OF_STAGE
+from normscope.maths.partition import Partition
 from normscope.models.blocks.block import AttentionBlock
-from normscope.models.blocks.token_block import TokenBlock
-from normscope.models.blocks.word_block import WordBlock, between
+from normscope.models.blocks.grouped_block import GroupedBlock
 from normscope.models.facts import ModelFacts
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.observe.check import Check
@@ -204,9 +204,9 @@ def _map(
     feed_forward: bool,
 ) -> TokenMap:
     batch = collate([text.sequence], encoder)
-    words = batch.groups is not None
+    words = batch.units is not None
 
-    def heads(units: TokenBlock | WordBlock) -> dict[str, Tensor]:
+    def heads(units: GroupedBlock) -> dict[str, Tensor]:
         if not single_heads:
             return {}
         # Between words, ‖αf(x)‖ is not the product of α and ‖f(x)‖.
@@ -231,7 +231,7 @@ def _map(
 def pair_maps(
     observer: Observer,
     batch: Batch,
-    beside: Callable[[TokenBlock | WordBlock], Mapping[str, Tensor]],
+    beside: Callable[[GroupedBlock], Mapping[str, Tensor]],
     *,
     queries: Int[Tensor, " query"] | None = None,
     measures: Collection[str] | None = None,
@@ -249,10 +249,13 @@ def pair_maps(
         feed_forward: Whether to add maps through the feed-forward networks.
         in_double: Whether these are computed in float64, or as the model does.
     """
-    groups, layers = batch.groups, _Layers(len(observer.parameters))
+    keys, layers = batch.keys.partition, _Layers(len(observer.parameters))
+    targets = (
+        batch.partition if queries is None else Partition.tokens(batch.token_mask, queries.to(batch.token_mask.device))
+    )
 
     def visit(block: AttentionBlock) -> None:
-        units = between(block, groups, queries)
+        units = GroupedBlock(block, targets, keys)
         norms = None if measures is None else [method for method in OF_STAGE.values() if method in measures]
         of_block = {str(method): values[0] for method, values in units.maps(norms).items()}
         if measures is not None:
@@ -262,8 +265,7 @@ def pair_maps(
         layers.add(**of_block, **beside(units))
 
     def visit_feed_forward(block: FeedForwardBlock) -> None:
-        of_words = None if groups is None else block.word_maps(groups, in_double=in_double)
-        stages = of_words or block.pair_maps(in_double=in_double)
+        stages = block.pair_maps(targets, keys, in_double=in_double)
         layers.extend(**{f"{stage}_n": maps[0] for stage, maps in stages.items() if stage is not LayerStage.BLOCK})
 
     with observer:

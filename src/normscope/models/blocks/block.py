@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +20,8 @@ from normscope.maths.mixing import CROSS_ATTENTION_METHODS, OF_STAGE, Method, mi
 from normscope.maths.norms import transformed_norms, weighted_norms
 from normscope.maths.shares import Shares, along, block_shares, pair_readout, share_of_others
 from normscope.maths.tensors import full_precision as full_precision
+
+T = TypeVar("T")
 
 TokenSelector = Callable[[Tensor, Tensor], Tensor]
 """Chooses tokens, given hidden vectors (batch, token, model) and a mask of what is not padding."""
@@ -204,18 +207,23 @@ class AttentionBlock:
         A token that can see no other, such as the first of a causal model, has exactly 0: a rounding error would count
         as a difference in rankings of tokens.
         """
-        ratios = mixing_ratios(self.alpha.own, self.composition, self.weight_to_nowhere)
+        ratios = self.defined(mixing_ratios(self.alpha.own, self.composition, self.weight_to_nowhere))
         if self.is_cross_attention:
-            return {method: ratio for method, ratio in ratios.items() if method in CROSS_ATTENTION_METHODS}
+            return ratios
         return {method: ratio.masked_fill(self.alpha.seen.only_itself, 0) for method, ratio in ratios.items()}
 
     @cached_property
     def shares(self) -> Mapping[Method, Shares]:
         """The signed shares of the parts of every token's output, by the methods that measure vectors; they add up to 1."""
-        shares = {OF_STAGE[stage]: parts for stage, parts in block_shares(self.composition).items()}
-        if self.is_cross_attention:
-            return {method: parts for method, parts in shares.items() if method in CROSS_ATTENTION_METHODS}
-        return shares
+        return self.defined({OF_STAGE[stage]: parts for stage, parts in block_shares(self.composition).items()})
+
+    def defined(self, by_method: Mapping[Method, T]) -> dict[Method, T]:
+        """The values of the methods that are defined for the block."""
+        return {
+            method: value
+            for method, value in by_method.items()
+            if not self.is_cross_attention or method in CROSS_ATTENTION_METHODS
+        }
 
     def share_error(self) -> Float[Tensor, ""]:
         """By how much the shares of a token differ most from 1 with what the other tokens really contribute.

@@ -15,9 +15,9 @@ from normscope.linear.layers import Followed, FollowedLayer, Given
 from normscope.linear.rules import Factored, dense
 from normscope.maths.layer_composition import LAYER_STAGES, LayerComposition, LayerStage, Parts
 from normscope.maths.normalisation import Normalisation
+from normscope.maths.partition import Partition
 from normscope.maths.shares import Shares, layer_shares
 from normscope.maths.tensors import to_device
-from normscope.maths.words import WordGroups
 from normscope.models.blocks.block import AttentionBlock, full_precision
 from normscope.models.observe.layer_rerun import LayerRerun
 
@@ -156,47 +156,25 @@ class FeedForwardBlock:
         return layer_shares(self.composition())
 
     def pair_maps(
-        self, *, stages: Collection[LayerStage] | None = None, in_double: bool = True
-    ) -> dict[LayerStage, Float[Tensor, "batch query key"]]:
-        """How much every query takes from every key at every stage from the end of the attention block on.
+        self,
+        queries: Partition | None = None,
+        keys: Partition | None = None,
+        *,
+        stages: Collection[LayerStage] | None = None,
+        in_double: bool = True,
+    ) -> dict[LayerStage, Float[Tensor, "batch target source"]]:
+        """How much every target takes from every source at every stage from the end of the attention block on.
 
         In cross-attention, what a token takes from itself belongs to no pair.
 
         Args:
+            queries: The targets; the tokens by default.
+            keys: The sources; likewise.
             stages: The stages to measure; all by default.
             in_double: True computes in float64 if the device supports it, False in the model's precision.
         """
-        tokens = self.attention.value.shape[2]
-        keys = torch.arange(tokens, device=self.attention.value.device).view(1, -1, 1)
-        return self._norms(keys, None, stages, in_double=in_double)
-
-    def word_maps(
-        self, groups: WordGroups, stages: Collection[LayerStage] | None = None, *, in_double: bool = True
-    ) -> dict[LayerStage, Float[Tensor, "batch word unit"]]:
-        """How much every word takes from every other, from the end of the attention block on.
-
-        Args:
-            stages: The stages to measure; all by default.
-            in_double: True computes in float64 if the device supports it, False in the model's precision.
-        """
-        groups = groups.like(self.attention.value)
-        order = groups.host.columns.transpose(1, 2).to(torch.int8)
-        most = int(order.sum(dim=-1).max())
-        # The keys of each unit first; −1 stands for none.
-        members = order.argsort(dim=-1, descending=True, stable=True)[..., :most]
-        members = to_device(members.masked_fill(order.gather(-1, members) == 0, -1), self.attention.value.device)
-        return self._norms(members, groups.rows, stages, in_double=in_double)
-
-    def _norms(
-        self,
-        members: Int[Tensor, "#batch unit member"],
-        rows: Float[Tensor, "batch word query"] | None,
-        stages: Collection[LayerStage] | None,
-        *,
-        in_double: bool,
-    ) -> dict[LayerStage, Tensor]:
-        """Norms of what units of keys contribute, to every query or to the words of `rows`."""
         self.attention.require_vectors_of_keys()
+        members, rows = self._members(keys), None if queries is None else queries.rows(self.attention.value)
         chosen = [LayerStage.BLOCK, *self._tensors] if stages is None else [*stages]
         found: dict[LayerStage, list[Tensor]] = {stage: [] for stage in chosen}
         dtype = self._wide if in_double else self.attention.inputs.dtype
@@ -206,6 +184,16 @@ class FeedForwardBlock:
                 merged = parts if rows is None else rows.to(parts) @ parts
                 found[stage].append(torch.linalg.vector_norm(merged, dim=-1))
         return {stage: torch.cat(norms).movedim(0, -1) for stage, norms in found.items()}
+
+    def _members(self, keys: Partition | None) -> Int[Tensor, "#batch source member"]:
+        """The tokens of each source, and −1 where it has fewer than others."""
+        device = self.attention.value.device
+        if keys is None or keys.places is not None:
+            return torch.arange(self.attention.value.shape[2], device=device).view(1, -1, 1)
+        order = keys.host.members.to(torch.int8)
+        most = int(order.sum(dim=-1).max())
+        members = order.argsort(dim=-1, descending=True, stable=True)[..., :most]
+        return to_device(members.masked_fill(order.gather(-1, members) == 0, -1), device)
 
     @property
     def _wide(self) -> torch.dtype:
