@@ -237,6 +237,57 @@ def test_a_text_its_words_and_spans(saved_model, tmp_path):
     assert [values.values.shape for values in several] == [(3, 4, 1, 1)] * 2
 
 
+FIRST, SECOND = ("Dr. Smith closed the bridge.", "Why?"), ("It is old!\n\nWe crossed the river…",)
+"""Texts of sentences; a blank line ends one."""
+CHAT = "{% for each in messages %}{{ each['role'] + ': ' + each['content'] + ' ' }}{% endfor %}"
+
+
+@pytest.mark.parametrize("measure", list(PairMeasure))
+@pytest.mark.parametrize("kind", ["text", "pair", "conversation"])
+def test_sentences_are_sums_over_their_tokens(saved_model, measure, kind, monkeypatch):
+    model = saved(str(saved_model))
+    first, second = " ".join(FIRST), SECOND[0]
+    sentences = [*FIRST, *second.split("\n\n")]
+    match kind:
+        case "text":
+            text, written = f"{first}  {second}", [f"{first}  {second}"]
+        case "pair":
+            text, written = (first, second), [first, second]
+        case "conversation":
+            monkeypatch.setattr(model.tokenizer, "chat_template", CHAT)
+            text = [{"role": "user", "content": first}, {"role": "assistant", "content": second}]
+            written = [f"user: {first} assistant: {second} "]
+    encoding = model.tokenizer(*written, add_special_tokens=kind != "conversation")
+    places = zip(encoding.encodings[0].sequence_ids, encoding.encodings[0].offsets, strict=True)
+    places = [None if side is None else written[side][slice(*span)] and (side, *span) for side, span in places]
+    spans = [
+        (side, part.index(sentence), part.index(sentence) + len(sentence))
+        for sentence in sentences
+        for side, part in enumerate(written)
+        if sentence in part
+    ]
+    members = [
+        [at for at, place in enumerate(places) if place and place[0] == side and start <= place[1] < end]
+        for side, start, end in spans
+    ]
+    assert all(members)
+    assert sum(map(len, members)) < len(places), "special tokens or the template's are in none"
+    pairs = attention(model, text, measure=str(measure))
+    found = attention(model, text, queries="sentences", keys="sentences", measure=str(measure))
+    assert found.keys == found.axes["query"] == tuple(sentences)
+    assert found.positions["key"] == tuple(tokens[0] for tokens in members)
+    expected = summed(torch.from_numpy(pairs.values), members, members, measure).numpy()
+    np.testing.assert_allclose(found.values, expected, rtol=1e-5, atol=1e-7)
+    last = attention(model, text, queries={"end": [-1]}, keys=["sentences"], measure=str(measure))
+    expected = summed(torch.from_numpy(pairs.values), [[-1]], members, measure).numpy()
+    np.testing.assert_allclose(last.values, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_names_of_long_sentences_are_cut(saved_model):
+    found = attention(saved(str(saved_model)), "We crossed the unbelievably cold river. Why?", queries="sentences")
+    assert found.axes["query"] == ("We crossed the …ly cold river.", "Why?")
+
+
 @pytest.mark.parametrize("measure", ["weight", "share"])
 def test_maps_and_words_follow_from_the_values(saved_model, measure):
     """What all heads pass, what single heads pass, and the strongest keys, from the array."""
@@ -284,8 +335,9 @@ def test_maps_and_words_follow_from_the_values(saved_model, measure):
         ({"keys": []}, "keys: expected at least one token or region, got none"),
         (
             {"keys": "verbs"},
-            "keys='verbs': expected one of last, tokens, words, texts, messages, prompt, answer, images",
+            "keys='verbs': expected one of last, tokens, words, sentences, texts, messages, prompt, answer, images",
         ),
+        ({"keys": ["sentences", (0, 3)]}, "keys: 'A short text.' and '0:3' overlap at token 1; expected regions"),
         ({"keys": "images"}, "keys='images': expected a text that contains image tokens; choose other tokens or spans"),
         ({"keys": "answer"}, "keys='answer': expected a conversation, as a list of messages, or a pair"),
         ({"keys": 1.5}, "keys: expected token positions, spans (start, end), slices of tokens"),
@@ -301,6 +353,18 @@ def test_bad_input_is_one_line(saved_model, asked, message):
     with pytest.raises(InputError) as error:
         attention(model, "A short text.", **asked)
     assert message in str(error.value)
+
+
+def test_ids_have_no_sentences():
+    with pytest.raises(InputError, match="queries='sentences': expected a text whose characters are known"):
+        attention(loaded(model_of("llama"), "llama"), [5, 6, 7], queries="sentences")
+
+
+def test_messages_without_tokens_have_no_sentences(saved_model, monkeypatch):
+    model = saved(str(saved_model))
+    monkeypatch.setattr(model.tokenizer, "chat_template", CHAT)
+    with pytest.raises(InputError, match="keys='sentences': expected a text with a sentence"):
+        attention(model, [{"role": "user", "content": "\U000f0000"}], keys="sentences")
 
 
 def test_an_answer_that_does_not_fit_is_refused_before_the_pass(saved_model, monkeypatch):

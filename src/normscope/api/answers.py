@@ -26,6 +26,7 @@ from normscope.data.options import Level
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError, printable
 from normscope.maths.choices import AnswerMeasure, ValueBias
+from normscope.maths.partition import Partition
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.task_heads import Head
 from normscope.models.load.text_batches import say_once, tokens_after
@@ -59,7 +60,7 @@ def attributed_answer(
     prompt: Batch,
     target: Answer,
     asked: AttributionCall,
-    owners: Sequence[str] | None,
+    spans: Partition | None,
 ) -> Attributed:
     """Attribute an answer, or the difference between two answers to the same prompt.
 
@@ -68,7 +69,7 @@ def attributed_answer(
         prompt: The same as a batch.
         target: The answer.
         asked: What it is compared with, and how; its target is left aside.
-        owners: The span of each token of the prompt; None without spans.
+        spans: Those of the prompt, if there are any.
     """
     against = asked.against
     assert not isinstance(against, tuple)
@@ -109,7 +110,7 @@ def attributed_answer(
         error=max(float(each.parts.error) for each in found),
         sides=dict(zip(("prompt", "answer", "against"), counts, strict=False)),
         matrix=_matrix(model, found[0], names[0]),
-        spans=None if owners is None else sums_of_spans(in_prompt, owners[:length]),
+        spans=None if spans is None else sums_of_spans(in_prompt, spans),
         effects=None if asked.columns is None else _effects(found, names, numbers, asked_units),
     )
 

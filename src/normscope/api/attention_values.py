@@ -15,13 +15,14 @@ from normscope.api.arguments import python_call, refuse_overflow, within
 from normscope.api.attended import AttentionValues as AttentionValues
 from normscope.api.attended import result_of
 from normscope.api.one_text import described
-from normscope.api.regions import Read, Regions, asks_for_words, regions_of
+from normscope.api.regions import Read, asks_for_words, regions_of
 from normscope.api.types import Model, Texts
 from normscope.config.calls import Choice, Several, checked
 from normscope.data.batching import Batch
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.maths.choices import HeadReduction, PairMeasure
+from normscope.maths.partition import Partition
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.blocks.region_sums import RegionSums
 from normscope.models.load.loaded import LoadedModel
@@ -63,9 +64,9 @@ def attention(
             - a position from 0, or −1 for the last token;
             - a slice of tokens, as one region;
             - `(start, end)`, a span of characters, or of tokens if the text is given as ids;
-            - `"last"` (the last token), `"tokens"`, `"words"`, `"texts"` (of a pair), `"messages"` (of a conversation),
-              `"answer"` (the last answer of a conversation, or the second text of a pair), `"prompt"` (everything before that
-              answer, or the first text), or `"images"` (the tokens of each image).
+            - `"last"` (the last token), `"tokens"`, `"words"`, `"sentences"`, `"texts"` (of a pair), `"messages"` (of a
+              conversation), `"answer"` (the last answer of a conversation, or the second text of a pair), `"prompt"`
+              (everything before that answer, or the first text), or `"images"` (the tokens of each image).
 
             A dict names regions: `{"question": (0, 31), "context": slice(40, 900), "names": [7, 12]}`.
         keys: The tokens or regions that queries receive from, given in the same way. In cross-attention, those of the source.
@@ -191,7 +192,7 @@ def read_side(model: LoadedModel, text: object, batch: Batch, side: int, words: 
 
 
 def _of_text(
-    model: LoadedModel, observer: Observer, batch: Batch, asked: Asked, queries: Regions, keys: Regions
+    model: LoadedModel, observer: Observer, batch: Batch, asked: Asked, queries: Partition, keys: Partition
 ) -> AttentionValues:
     """The result for one text."""
     heads = 1 if asked.reduction else len(asked.heads)
@@ -207,7 +208,7 @@ def _of_text(
 
     def visit(block: AttentionBlock) -> None:
         place = index[block.layer]
-        sums = RegionSums(block, asked.measure, queries.owners, keys.owners, of_heads)
+        sums = RegionSums(block, asked.measure, queries, keys, of_heads)
         for rows, of_rows in sums.rows():
             found = reduced(of_rows, asked.reduction)
             if strongest is not None:
@@ -215,7 +216,8 @@ def _of_text(
                 strongest[place][:, rows] = at.to("cpu", torch.int32)
             values[place][:, rows] = found.to("cpu", dtype)
 
-    observer.check.only = queries.tokens[_spread(len(queries.tokens))]
+    receiving = queries.tokens_of(slice(None), slice(None))
+    observer.check.only = receiving[_spread(len(receiving))]
     with observer:
         inputs, on_host = batch.to(model.device).model_inputs(), batch.host.model_inputs()
         observer.run(inputs, visit, on_host=on_host, check=Check.SOME)
@@ -226,7 +228,7 @@ def _of_text(
 
 
 def array_of(
-    values: Tensor, strongest: Tensor | None, asked: Asked, queries: Regions, keys: Regions, text: str
+    values: Tensor, strongest: Tensor | None, asked: Asked, queries: Partition, keys: Partition, text: str
 ) -> AttentionValues:
     """Values with their axes.
 
@@ -243,7 +245,7 @@ def array_of(
     return AttentionValues(
         values=values.numpy(),
         axes=axes,
-        positions={"query": tuple(queries.starts), "key": tuple(keys.starts)},
+        positions={"query": tuple(queries.first[0].tolist()), "key": tuple(keys.first[0].tolist())},
         keys=keys.names,
         strongest=None if strongest is None else strongest.numpy(),
         measure=str(asked.measure),

@@ -12,7 +12,7 @@ from normscope.api.answers import AttributionCall, attributed_answer
 from normscope.api.arguments import exclusive, single_text
 from normscope.api.attribution import Attributed, result_of, table_of_effects
 from normscope.api.one_text import described
-from normscope.api.regions import OTHER_PAIR, PAIR, owners_of_tokens, sums_of_spans
+from normscope.api.regions import OTHER_PAIR, PAIR, spans_of, sums_of_spans
 from normscope.api.targets import Against, Answer, Label, NextToken, Targets, TokenTarget, check_linear, prepared
 from normscope.api.types import Model, Spans, Texts
 from normscope.attribution.methods import check_followed
@@ -24,6 +24,7 @@ from normscope.data.options import Level
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError, describe_type
 from normscope.maths.choices import AttentionRule, ValueBias
+from normscope.maths.partition import Partition
 from normscope.maths.tensors import wide
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.predictor import token_number
@@ -155,11 +156,11 @@ def _of_text(model: LoadedModel, text: object, asked: AttributionCall) -> list[A
     batch = single_text(model, text, "attribute", asked.level)
     if isinstance(asked.against, tuple):
         return [_against_pair(model, text, target, asked.against, asked) for target in targets]
-    owners = owners_of_tokens(model, text, batch, asked.spans)
+    spans = spans_of(model, text, batch, asked.spans)
     if isinstance(targets[0], Answer):
-        found = [attributed_answer(model, text, batch, targets[0], asked, owners)]
+        found = [attributed_answer(model, text, batch, targets[0], asked, spans)]
     else:
-        found = _of_scalars(model, batch, targets, owners, asked)
+        found = _of_scalars(model, batch, targets, spans, asked)
     return found if asked.columns is None else [_grouped(each, asked) for each in found]
 
 
@@ -167,7 +168,7 @@ def _of_scalars(
     model: LoadedModel,
     batch: Batch,
     targets: Sequence[TokenTarget],
-    owners: Sequence[str] | None,
+    spans: Partition | None,
     asked: AttributionCall,
 ) -> list[Attributed]:
     """The attributions of numbers of a single stack, in one pass, with all effects if any were asked for."""
@@ -201,7 +202,7 @@ def _of_scalars(
             target=float(parts.target[at]),
             what=what,
             error=float(parts.error[at]),
-            spans=None if owners is None else sums_of_spans(scores[at], owners),
+            spans=None if spans is None else sums_of_spans(scores[at], spans),
             effects=None if of_parts is None else table_of_effects(of_parts, tokens, numbers),
         )
         for at, (what, of_parts) in enumerate(zip(names, effects, strict=True))
@@ -229,10 +230,9 @@ def _against_pair(
         with torch.inference_mode():
             label = Label(int(model.classifier(**batches[0].model_inputs()).logits[0].argmax()))
     alone = asked._replace(against=None)
-    owners = [owners_of_tokens(model, each, batch, None) for each, batch in zip((text, other), batches, strict=True)]
     first, second = (
-        _of_scalars(model, batch, [label], of_tokens, alone)[0]
-        for batch, of_tokens in zip(batches, owners, strict=True)
+        _of_scalars(model, batch, [label], spans_of(model, each, batch, None), alone)[0]
+        for each, batch in zip((text, other), batches, strict=True)
     )
     spans: dict[str, float] = {}
     same = {name for name, one, two in zip(PAIR, text, other, strict=True) if one == two}

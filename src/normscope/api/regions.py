@@ -1,4 +1,4 @@
-"""The tokens and regions of a text along one axis of attention: rows, columns, spans, words, messages, images."""
+"""The tokens and regions of a text along one axis of attention: rows, columns, spans, words, sentences, messages, images."""
 
 import dataclasses
 import itertools
@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from normscope.data.batching import Batch
-from normscope.data.tokenization import Span, owners_of
+from normscope.data.segmentation import spans_of_sentences
+from normscope.data.tokenization import Place, owners_of
 from normscope.errors import InputError, describe_type, printable
+from normscope.maths.partition import Partition
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import (
     is_ids,
@@ -33,10 +35,10 @@ OTHER_PAIR = "first text of the other", "second text of the other"
 """The spans of the pair that it is compared with, where their texts differ."""
 
 
-def owners_of_tokens(
+def spans_of(
     model: LoadedModel, text: object, batch: Batch, spans: Mapping[str, tuple[int, int]] | None
-) -> list[str] | None:
-    """The span of every token of a text: what was asked for, a conversation's role, or a text of a pair.
+) -> Partition | None:
+    """The spans of a text: what was asked for, a conversation's roles, or the texts of a pair; and the rest, last.
 
     Args:
         text: A text, a pair of texts, a conversation, or a list of token ids.
@@ -44,7 +46,7 @@ def owners_of_tokens(
         spans: See `attribute`.
 
     Returns:
-        Names of spans, or `REST`; None without spans.
+        The spans, in the order of the text; None without spans.
 
     Raises:
         InputError: If a span is empty, leaves the text or overlaps another, or its tokens cannot be found.
@@ -52,9 +54,10 @@ def owners_of_tokens(
     if is_messages(text):
         if spans is not None:
             raise InputError("spans: a conversation's spans are its roles; leave out spans")
-        return roles_of(model, text)
+        return _named_by_token(roles_of(model, text))
     if spans is None:
-        return _texts_of_pair(model, text, batch)
+        texts = _texts_of_pair(model, text, batch)
+        return None if texts is None else _named_by_token(texts)
     if not (isinstance(text, str) or is_ids(text)):
         raise InputError(f"spans: expected a single text, or a list of token ids, got {describe_type(text)}")
     if REST in spans:
@@ -64,7 +67,13 @@ def owners_of_tokens(
             raise InputError(f"spans: expected (start, end) for {name!r}, got {str(span)[:80]}")
     tokens = dataclasses.replace(batch, units=None).unit_texts(model.tokenizer)
     regions = regions_of("spans", spans, Read(model, text, batch, tokens, ()))
-    return [REST if owner < 0 else regions.names[owner] for owner in regions.owners.tolist()]
+    return _named_by_token([REST if owner < 0 else regions.names[owner] for owner in regions.of_token[0].tolist()])
+
+
+def _named_by_token(owners: Sequence[str]) -> Partition:
+    """Tokens in spans of these names."""
+    names = sorted(dict.fromkeys(owners), key=lambda name: name == REST)
+    return Partition.of(torch.tensor([[names.index(owner) for owner in owners]]), len(names), names)
 
 
 def _texts_of_pair(model: LoadedModel, text: object, batch: Batch) -> list[str] | None:
@@ -73,45 +82,26 @@ def _texts_of_pair(model: LoadedModel, text: object, batch: Batch) -> list[str] 
     return None if places is None else [REST if place is None else PAIR[place[0]] for place in places]
 
 
-def sums_of_spans(scores: Float[np.ndarray, " token"], owners: Sequence[str]) -> dict[str, float]:
-    """The sum of the scores in each span, in the order of the text, and last in the rest, if there is one."""
-    names = sorted(dict.fromkeys(owners), key=lambda name: name == REST)
-    return {
-        name: float(sum(score for score, owner in zip(scores, owners, strict=True) if owner == name)) for name in names
-    }
+def sums_of_spans(scores: Float[np.ndarray, " token"], spans: Partition) -> dict[str, float]:
+    """The sum of the scores in each span, in the order of the text.
+
+    Args:
+        scores: Those of the first tokens.
+        spans: Spans that none of these tokens belongs to are left out.
+    """
+    some = Partition.of(spans.of_token[:, : len(scores)], spans.count)
+    sums = some.sums(torch.from_numpy(scores)[None])[0].tolist()
+    return dict(itertools.compress(zip(spans.names, sums, strict=True), some.exists[0].tolist()))
 
 
-NAMED = ("last", "tokens", "words", "texts", "messages", "prompt", "answer", "images")
+NAMED = ("last", "tokens", "words", "sentences", "texts", "messages", "prompt", "answer", "images")
 """What a string stands for."""
+
+_LONGEST_NAME = 30
+"""Characters of a sentence that its name keeps."""
 
 _IMAGE = ("image_token_id", "image_token_index")
 """Where configs and tokenizers store the id of the tokens that stand for an image."""
-
-
-class Regions(NamedTuple):
-    """The regions along one axis, in the requested order; a single token is also a region."""
-
-    names: tuple[str, ...]
-    """The token or word that a region consists of, or its name."""
-    owners: Int[Tensor, " token"]
-    """The region of each token; −1 for tokens outside all regions."""
-
-    @property
-    def tokens(self) -> Int[Tensor, " chosen"]:
-        """The positions of all tokens in any region, in text order."""
-        return (self.owners >= 0).nonzero().flatten()
-
-    @property
-    def sizes(self) -> list[int]:
-        """The number of tokens in each region."""
-        return torch.bincount(self.owners[self.tokens], minlength=len(self.names)).tolist()
-
-    @property
-    def starts(self) -> list[int]:
-        """The position of each region's first token in the text, from 0."""
-        first = torch.full((len(self.names),), len(self.owners))
-        first.scatter_reduce_(0, self.owners[self.tokens], self.tokens, "amin")
-        return first.tolist()
 
 
 class Read(NamedTuple):
@@ -133,8 +123,8 @@ def asks_for_words(asked: object) -> bool:
     return any(isinstance(each, str) and each == "words" for each in several)
 
 
-def regions_of(argument: str, asked: object, read: Read) -> Regions:
-    """The requested regions.
+def regions_of(argument: str, asked: object, read: Read) -> Partition:
+    """The requested regions, in the requested order; a single token is also a region.
 
     Args:
         argument: The name of the argument, for messages.
@@ -146,7 +136,7 @@ def regions_of(argument: str, asked: object, read: Read) -> Regions:
     """
     count = read.batch.input_ids.shape[1]
     if asked is None or (isinstance(asked, str) and asked == "tokens"):
-        return Regions(tuple(read.tokens), torch.arange(count))
+        return Partition.tokens(read.batch.token_mask, names=read.tokens)
     found: list[tuple[str, list[int]]] = []
     spans: dict[str, tuple[int, int]] = {}
     for name, each in _named(argument, asked):
@@ -228,9 +218,11 @@ def _parts(argument: str, kind: str, read: Read) -> list[tuple[str, list[int]]]:
         case "words":
             assert read.batch.units is not None
             return _grouped(read.batch.units[0].tolist(), read.words)
+        case "sentences":
+            return _sentences(argument, read)
         case "texts":
-            owners = owners_of_tokens(read.model, read.text, read.batch, None) if read.text is not None else None
-            found = [] if owners is None else [(name, _where(owners, name)) for name in PAIR if name in owners]
+            owners = _texts_of_pair(read.model, read.text, read.batch) or ()
+            found = [(name, _where(owners, name)) for name in PAIR if name in owners]
             return found or _refuse(argument, kind, "a pair of texts, (first, second), and a fast tokenizer")
         case "messages" | "prompt" | "answer":
             return _of_conversation(argument, kind, read)
@@ -240,6 +232,25 @@ def _parts(argument: str, kind: str, read: Read) -> list[tuple[str, list[int]]]:
             return found or _refuse(argument, kind, "a text that contains image tokens")
         case _:
             raise InputError(f"{argument}={kind[:60]!r}: expected one of {', '.join(NAMED)}")
+
+
+def _sentences(argument: str, read: Read) -> list[tuple[str, list[int]]]:
+    """The sentences of a text, of both texts of a pair, or of the messages of a conversation. They begin as they are called."""
+    text: Any = read.text
+    if is_messages(text):
+        texts: Sequence[str] = [message.content for message in messages_in(text)]
+    elif isinstance(text, str | tuple):
+        texts = text if isinstance(text, tuple) else (text,)
+    else:
+        _refuse(argument, "sentences", "a text whose characters are known")
+    places = _places_in_text(argument, read)
+    found = []
+    for number, part in enumerate(texts):
+        spans = spans_of_sentences(part)
+        owners = owners_of([place[1:] if place and place[0] == number else None for place in places], spans)
+        found += [(printable(part[slice(*span)], _LONGEST_NAME), _where(owners, at)) for at, span in enumerate(spans)]
+    found = [(name, tokens) for name, tokens in found if tokens]
+    return found or _refuse(argument, "sentences", "a text with a sentence")
 
 
 def _of_conversation(argument: str, kind: str, read: Read) -> list[tuple[str, list[int]]]:
@@ -295,7 +306,10 @@ def _tokens_of_spans(argument: str, spans: Mapping[str, tuple[int, int]], read: 
     """The tokens of spans, which are spans of characters in a text, and of tokens in ids or where only tokens are known."""
     text = plain_ids(read.text)
     count = len(read.tokens)
-    places = _spans_of_tokens(argument, read, text) if isinstance(text, str) else [(at, at + 1) for at in range(count)]
+    if isinstance(text, str):
+        places = [None if place is None else place[1:] for place in _places_in_text(argument, read)]
+    else:
+        places = [(at, at + 1) for at in range(count)]
     length = len(text) if isinstance(text, str) else count
     found = {}
     for name, (start, end) in spans.items():
@@ -309,21 +323,21 @@ def _tokens_of_spans(argument: str, spans: Mapping[str, tuple[int, int]], read: 
     return found
 
 
-def _spans_of_tokens(argument: str, read: Read, text: str) -> list[Span | None]:
-    """Where each token lies in a text; None for special tokens."""
+def _places_in_text(argument: str, read: Read) -> list[Place | None]:
+    """Where each token lies in what was given; None for special tokens."""
     if not read.model.tokenizer.is_fast:
         raise InputError(
             f"{argument}: expected a fast tokenizer, because only these know where their tokens are in the text"
         )
-    places = places_of_tokens(read.model, text, read.batch.input_ids[0].tolist())
+    places = places_of_tokens(read.model, plain_ids(read.text), read.batch.input_ids[0].tolist())
     if places is None:
         raise InputError(
             f"{argument}: the model's tokenizer does not read this text the way it was tokenized here; pass a plain text"
         )
-    return [None if place is None else place[1:] for place in places]
+    return places
 
 
-def _without_overlap(argument: str, found: Sequence[tuple[str, list[int]]], count: int) -> Regions:
+def _without_overlap(argument: str, found: Sequence[tuple[str, list[int]]], count: int) -> Partition:
     """The regions by token.
 
     Raises:
@@ -340,4 +354,4 @@ def _without_overlap(argument: str, found: Sequence[tuple[str, list[int]]], coun
                 "that share no token"
             )
         owners[places] = number
-    return Regions(tuple(name for name, _ in found), owners)
+    return Partition.of(owners[None], len(found), [name for name, _ in found])

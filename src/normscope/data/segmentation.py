@@ -13,6 +13,7 @@ from syntok import segmenter
 from normscope.data.examples import Corpus, Example
 from normscope.data.legibility import why_not_text
 from normscope.data.options import Segmentation
+from normscope.data.tokenization import Span, visible
 
 _TITLE = re.compile(r"^= [^=].*[^=] =$")
 
@@ -131,9 +132,14 @@ _PIECE = 2**18
 
 
 def sentences(document: str) -> list[str]:
-    """The sentences of a document in order, stripped of white space.
+    """The sentences of a document in order, stripped of white space. Joined, they are the document up to white space."""
+    return [document[start:end] for start, end in spans_of_sentences(document)]
 
-    A blank line ends a sentence; a single line break does not. Joined, the sentences are the document up to white space.
+
+def spans_of_sentences(document: str) -> list[Span]:
+    """Where the sentences of a document lie, without white space around them.
+
+    A blank line ends a sentence; a single line break does not.
     """
     cuts = {0, len(document), *_ends(document)}
     start = 0
@@ -141,8 +147,8 @@ def sentences(document: str) -> list[str]:
         end = len(document) if blank is None else blank.start()
         cuts |= {start, *(start + cut for cut in _cuts(document[start:end]))}
         start = len(document) if blank is None else blank.end()
-    parts = (document[first:last].strip() for first, last in itertools.pairwise(sorted(cuts)))
-    return [part for part in parts if part]
+    spans = itertools.pairwise(sorted(cuts))
+    return [visible(document, span) for span in spans if document[slice(*span)].strip()]
 
 
 def _ends(document: str) -> Iterator[int]:

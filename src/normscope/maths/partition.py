@@ -82,13 +82,17 @@ class Partition:
 
     @classmethod
     def tokens(
-        cls, token_mask: Bool[Tensor, "batch token"], places: Int[Tensor, " chosen"] | None = None
+        cls,
+        token_mask: Bool[Tensor, "batch token"],
+        places: Int[Tensor, " chosen"] | None = None,
+        names: Sequence[str] = (),
     ) -> "Partition":
         """The tokens themselves, which nothing merges.
 
         Args:
             token_mask: True at tokens, False at padding.
             places: Those of some tokens; all by default.
+            names: See `of`.
         """
         chosen = slice(None) if places is None else places
         every = torch.arange(token_mask.shape[1], device=token_mask.device)
@@ -108,6 +112,7 @@ class Partition:
             owners=nothing,
             is_other=nothing.bool(),
             places=chosen,
+            names=tuple(names),
         )
 
     @property
@@ -205,8 +210,13 @@ class Partition:
         Args:
             groups: Which groups; indices in CPU memory.
         """
-        held = self.host.part(sequences).members[:, groups].flatten(0, 1).any(dim=0)
-        return to_device(held.nonzero()[:, 0], self.of_token.device)
+        of_token = self.host.of_token[sequences]
+        if isinstance(groups, slice):
+            first, last, _ = groups.indices(self.count)
+            held = (of_token >= first) & (of_token < last)
+        else:
+            held = torch.isin(of_token, groups)
+        return to_device(held.any(dim=0).nonzero()[:, 0], self.of_token.device)
 
     def sums(self, values: Float[Tensor, "batch *axes token"]) -> Float[Tensor, "batch *axes group"]:
         """Sums over the tokens of each group."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.choices import PairMeasure
+from normscope.maths.partition import Partition
 from normscope.maths.tensors import pieces
 from normscope.models.blocks.block import AttentionBlock
 
@@ -63,15 +64,15 @@ class RegionSums:
     """What one block carries between the regions of a text: sums over their tokens, or means over visible pairs for scores.
 
     Args:
-        queries: The region of each query; −1 for tokens outside all regions.
-        keys: The region of each key, likewise.
+        queries: The regions of queries in a batch of one, in CPU memory.
+        keys: Those of keys.
         heads: Which heads; None for all.
     """
 
     block: AttentionBlock
     measure: PairMeasure
-    queries: Int[Tensor, " query"]
-    keys: Int[Tensor, " key"]
+    queries: Partition
+    keys: Partition
     heads: Int[Tensor, " chosen"] | None = None
 
     def rows(self) -> Iterator[tuple[Rows, Float[Tensor, "head some region"]]]:
@@ -79,17 +80,17 @@ class RegionSums:
 
         Where every region of queries is one token, only a few rows are held at a time.
         """
-        tokens = (self.queries >= 0).nonzero().flatten()
-        if len(tokens) > self._regions(self.queries):
+        tokens = self.queries.tokens_of(slice(None), slice(None))
+        if self.queries.others.shape[1]:
             yield slice(None), self._summed(tokens)
             return
         for rows, keys, values in self._of_rows(tokens):
-            yield self.queries[rows], self._of_keys(values, keys)
+            yield self.queries.of_token[0, rows], self._of_keys(values, keys)
 
     def _summed(self, tokens: Int[Tensor, " query"]) -> Float[Tensor, "head region key_region"]:
         """Values of all regions, summed over their queries as well."""
-        shape = self._regions(self.queries), self._regions(self.keys)
-        sums = torch.zeros(len(self._heads), *shape, dtype=torch.float64, device=self.block.query.device)
+        shape = len(self._heads), self.queries.count, self.keys.count
+        sums = torch.zeros(shape, dtype=torch.float64, device=self.block.query.device)
         if self.measure is PairMeasure.score:
             visible = torch.zeros_like(sums)
             for rows, keys, values in self._of_rows(tokens):
@@ -97,20 +98,21 @@ class RegionSums:
                 for total, part in ((sums, values.masked_fill(~seen, 0)), (visible, seen.to(values.dtype))):
                     self._add_rows(total, rows, self._sum_of_keys(part, keys))
             return (sums / visible).masked_fill_(visible == 0, float("-inf"))
-        if len(tokens) < _TILED * len(self.queries) or self._gated:
+        length = self.queries.of_token.shape[1]
+        if len(tokens) < _TILED * length or self._gated:
             for rows, keys, values in self._of_rows(tokens):
                 self._add_rows(sums, rows, self._of_keys(values, keys))
             return sums
         if self._fused:
-            for heads in pieces(slice(0, len(sums)), _VECTORS_AT_ONCE // (len(self.queries) * self._width)):
+            for heads in pieces(slice(0, len(sums)), _VECTORS_AT_ONCE // (length * self._width)):
                 self._add_rows(sums[heads], tokens, self._by_kernel(heads)[:, tokens.to(sums.device)])
             return sums
         for tile in self._alpha.tiles():
-            of_queries = self._members("queries", tile.rows)
+            of_queries = self._members(self.queries, tile.rows)
             if of_queries is None:
                 continue
             for keys in pieces(tile.keys, _TILE_AT_ONCE):
-                of_keys = self._members("keys", keys)
+                of_keys = self._members(self.keys, keys)
                 if of_keys is not None:
                     weights = tile.weights[..., keys.start - tile.keys.start : keys.stop - tile.keys.start]
                     part = of_keys.sums(self._measured(weights, tile.rows, keys)[0])
@@ -125,19 +127,17 @@ class RegionSums:
     @property
     def _fused(self) -> bool:
         """Whether the fused kernel can add up the keys of all regions at once, as attention to indicators of regions."""
-        alpha, regions = self.block.alpha, self._regions(self.keys)
-        known = alpha.given is None and alpha.cap is None
-        return self.measure is PairMeasure.weight and known and regions <= self._width
+        known = self.block.alpha.given is None and self.block.alpha.cap is None
+        return self.measure is PairMeasure.weight and known and self.keys.count <= self._width
 
     def _by_kernel(self, heads: slice) -> Float[Tensor, "head query region"]:
         """α of some of the chosen heads, summed over the keys of each region."""
-        regions = torch.arange(self._regions(self.keys))
-        indicators = (self.keys == regions[:, None]).unsqueeze(1).to(self.block.query.device)
+        indicators = self.keys.members.transpose(0, 1).to(self.block.query.device)
         return self._alpha.of_heads(heads).by_group(indicators)[0]
 
     def _add_rows(self, sums: Tensor, rows: Int[Tensor, " row"], values: Float[Tensor, "head row region"]) -> None:
         """Add rows of tokens to those of their regions."""
-        of_rows = members(self.queries[rows])
+        of_rows = members(self.queries.of_token[0, rows])
         assert of_rows is not None
         of_rows = _on(of_rows, sums.device)
         _add(sums, of_rows, Members(slice(None), None), of_rows.sums(values.mT).mT)
@@ -150,9 +150,9 @@ class RegionSums:
         causal = mask is not None and mask.causal and not self._gated
         for rows in tokens.split(alpha.queries_at_once):
             on_device = rows.to(self.block.query.device)
-            keys = slice(0, int(rows.max()) + 1 if causal else len(self.keys))
+            keys = slice(0, int(rows.max()) + 1 if causal else self._length)
             if self.measure is PairMeasure.score:
-                yield rows, slice(0, len(self.keys)), alpha.scores(on_device)[0]
+                yield rows, slice(0, self._length), alpha.scores(on_device)[0]
             else:
                 yield rows, keys, self._measured(alpha.rows(on_device, keys=keys), on_device, keys)[0]
 
@@ -162,7 +162,7 @@ class RegionSums:
         """What is measured, from α."""
         match self.measure:
             case PairMeasure.norm if self._gated:
-                queries = torch.arange(len(self.queries), device=weights.device)[rows]
+                queries = torch.arange(self.queries.of_token.shape[1], device=weights.device)[rows]
                 return self.block.head_norms(weights, queries)[:, self._heads]
             case PairMeasure.norm:
                 return weights * self._norms[:, :, None, keys].to(weights)
@@ -196,25 +196,26 @@ class RegionSums:
         return self.block.readers[:, self._heads], self.block.value[:, self._heads]
 
     @cached_property
-    def _known(self) -> dict[tuple[str, int, int], Members | None]:
+    def _known(self) -> dict[tuple[Partition, int, int], Members | None]:
         return {}
 
-    def _members(self, side: str, part: slice) -> Members | None:
+    def _members(self, side: Partition, part: slice) -> Members | None:
         """The regions of some tokens. Every tile of a row or column has the same, and so has every layer."""
         place = side, part.start, part.stop
         if place not in self._known:
-            found = members((self.queries if side == "queries" else self.keys)[part])
+            found = members(side.of_token[0, part])
             self._known[place] = None if found is None else _on(found, self.block.query.device)
         return self._known[place]
 
-    @cached_property
+    @property
     def _keys_are_tokens(self) -> bool:
         """Whether every region of keys is one token."""
-        return int((self.keys >= 0).sum()) == self._regions(self.keys)
+        return not self.keys.others.shape[1]
 
-    @staticmethod
-    def _regions(owners: Int[Tensor, " token"]) -> int:
-        return int(owners.max()) + 1
+    @property
+    def _length(self) -> int:
+        """Number of keys."""
+        return self.keys.of_token.shape[1]
 
     def _of_keys(self, values: Float[Tensor, "head row key"], keys: slice) -> Float[Tensor, "head row region"]:
         """Values by region of keys."""
@@ -226,13 +227,13 @@ class RegionSums:
         return means.masked_fill_(visible == 0, float("-inf"))
 
     def _sum_of_keys(self, values: Float[Tensor, "head row key"], keys: slice) -> Float[Tensor, "head row region"]:
-        sums = values.new_zeros(*values.shape[:2], self._regions(self.keys))
         if self._keys_are_tokens:
-            chosen = (self.keys[keys] >= 0).nonzero().flatten()
-            sums[..., self.keys[chosen].to(values.device)] = values[..., chosen.to(values.device)]
-            return sums
+            behind = self.keys.first[0] >= keys.stop  # which none of these rows sees
+            places = self.keys.first[0].masked_fill(behind, 0)
+            return values[..., places.to(values.device)].masked_fill_(behind.to(values.device), 0)
+        sums = values.new_zeros(*values.shape[:2], self.keys.count)
         for part in pieces(keys, _AT_ONCE):
-            of_part = self._members("keys", part)
+            of_part = self._members(self.keys, part)
             if of_part is not None:
                 sums[..., of_part.regions] += of_part.sums(values[..., part])
         return sums
