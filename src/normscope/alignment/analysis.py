@@ -15,7 +15,7 @@ from torch import Tensor
 from normscope.alignment.figures import describe_figures
 from normscope.alignment.links import RATES, error_rates, evaluate, pharaoh
 from normscope.alignment.reference import SEGMENTERS, Reference, ReferenceResource, SentencePair
-from normscope.alignment.word_maps import aligned_words, row_words, word_maps
+from normscope.alignment.word_maps import aligned_words, row_words, words_and_end
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.declarations.alignment import ALIGNMENT, METHOD, SETTING, SMOOTHGRAD, AlignmentOptions, Setting
 from normscope.analyses.finite import require_finite
@@ -25,6 +25,7 @@ from normscope.data.examples import Link
 from normscope.data.words import NO_WORD
 from normscope.errors import InputError
 from normscope.maths.norms import pair_norms, weighted_norms
+from normscope.maths.partition import Partition, merged_weights
 from normscope.maths.tensors import to_device
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.facts import ModelFacts
@@ -106,20 +107,18 @@ class AlignmentAnalysis(Analysis):
         pairs = [self._reference.pairs[row] for row in batch.rows]
         target, source = _word_tensors(batch.host)
         self._dropped.update(0, _dropped_words(pairs, source, target))
-        self._word_counts = int(target.max()) + 1, int(source.max()) + 1
-        gold = _gold(pairs, self._word_counts[0], self._word_counts[1] + 1)
-        self._batch_gold = to_device(gold, batch.input_ids.device)
+        device, words = batch.input_ids.device, (int(target.max()) + 1, int(source.max()) + 1)
+        self._targets = [Partition.of(row_words(target, setting), words[0]).to(device) for setting in Setting]
+        self._sources = words_and_end(source, words[1]).to(device)
+        self._batch_gold = to_device(_gold(pairs, words[0], words[1] + 1), device)
         self._batch_links, self._batch_maps = [], {row: [] for row in batch.rows if row in self._selected}
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Align the words of a batch by the maps of one layer, and count the links that agree with the reference."""
         layer = self.context.index(block.layer)
-        target, source = _word_tensors(batch)
         maps = _maps(block)
         self._add_norms(layer, maps, block)
-        by_setting = [
-            word_maps(maps.flatten(1, 2), row_words(target, setting), source, self._word_counts) for setting in Setting
-        ]
+        by_setting = [merged_weights(maps.flatten(1, 2), targets, self._sources) for targets in self._targets]
         words = torch.stack([setting.unflatten(1, maps.shape[1:3]) for setting in by_setting], dim=2)
         # Axes: batch, method, setting, map (the whole layer, then its heads), target word.
         aligned = aligned_words(words.flatten(1, 3)).unflatten(1, words.shape[1:4])
@@ -167,8 +166,9 @@ class AlignmentAnalysis(Analysis):
                 self.options.noise,
                 np.random.default_rng([self.options.seed, row]),
             )
-            counts = len(pair.target), len(pair.source)
-            words = word_maps(scores[None, None], target[:, 1, :-1], source[:, 1], counts)
+            target_words = Partition.of(target[:, 1, :-1], len(pair.target))
+            source_words = words_and_end(source[:, 1], len(pair.source))
+            words = merged_weights(scores[None, None], target_words, source_words)
             words[..., -1] = 0  # the method does without the end of the sentence
             self._by_gradients[row] = _as_links(aligned_words(words)[0, 0])
 

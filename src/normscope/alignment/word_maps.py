@@ -1,7 +1,7 @@
 """Word alignments from cross-attention.
 
-A map has one value per target token and source token. A word map sums it over the tokens of a source word and averages it over
-the tokens of a target word. Each target word is aligned with the source word of largest value, or with none if the end of the
+A map has one value per target token and source token. Between words, it is summed over the tokens of a source and averaged
+over those of a target. Each target word is aligned with the source word of largest value, or with none if the end of the
 sentence has the largest.
 
 Source: Kobayashi et al. 2020, section 5.
@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.analyses.declarations.alignment import Setting
+from normscope.maths.partition import Partition
 
 
 def row_words(words: Int[Tensor, "batch query"], setting: Setting) -> Int[Tensor, "batch query"]:
@@ -26,29 +27,14 @@ def row_words(words: Int[Tensor, "batch query"], setting: Setting) -> Int[Tensor
     return torch.cat([torch.full_like(words[:, :1], -1), words[:, :-1]], dim=1)
 
 
-def word_maps(
-    maps: Float[Tensor, "batch map query key"],
-    target_words: Int[Tensor, "batch query"],
-    source_words: Int[Tensor, "batch key"],
-    counts: tuple[int, int],
-) -> Float[Tensor, "batch map target_word source_word"]:
-    """Maps over words: token maps summed over the tokens of a source word and averaged over those of a target word.
+def words_and_end(words: Int[Tensor, "batch key"], count: int) -> Partition:
+    """The words of sources, and last the end of the sentence: all special tokens.
 
     Args:
-        maps: Zero at padded keys.
-        target_words: The word that each row belongs to, −1 for none.
-        source_words: The word of each key, −1 for special tokens.
-        counts: Numbers of target and source words, each that of the longest sentence.
-
-    Returns:
-        One row per target word. The last source word is the end of the sentence: the sum over all special tokens. Rows of
-        target words without a token are zero.
+        words: The word of each key, −1 for special tokens and padding.
+        count: Number of words of the longest sentence.
     """
-    targets, ends = counts
-    rows = _members(target_words, targets).to(maps)
-    rows = rows / rows.sum(dim=-1, keepdim=True).clamp(min=1)
-    columns = _members(source_words.where(source_words >= 0, torch.full_like(source_words, ends)), ends + 1).to(maps)
-    return rows.unsqueeze(1) @ (maps @ columns.transpose(-1, -2).unsqueeze(1))
+    return Partition.of(words.where(words >= 0, torch.full_like(words, count)), count + 1)
 
 
 def aligned_words(
@@ -58,8 +44,3 @@ def aligned_words(
     best = maps.argmax(dim=-1)
     unaligned = (best == maps.shape[-1] - 1) | (maps.amax(dim=-1) <= 0)
     return best.masked_fill(unaligned, -1)
-
-
-def _members(words: Int[Tensor, "batch token"], count: int) -> Tensor:
-    """Which tokens belong to which word: batch, word, token."""
-    return words.unsqueeze(1) == torch.arange(count, device=words.device)[:, None]
