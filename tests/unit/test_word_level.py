@@ -145,6 +145,39 @@ def check_maps(block, batch):
             assert float(ratios["attn_n"][row, 0]) == 0
 
 
+@pytest.mark.parametrize("family", FAMILIES, scope="session")
+def test_words_of_one_token_are_tokens(family, family_model):
+    """Whether or not tokens are said to be merged, and for some of the tokens."""
+
+    def check(block, _batch):
+        mask, places = block.token_mask, torch.tensor([3, 1])
+        single = Partition.of(torch.arange(mask.shape[1]).expand(len(mask), -1).masked_fill(~mask, -1), mask.shape[1])
+        words = measured(GroupedBlock(block, single, single), mask)
+        tokens = measured(GroupedBlock.of_tokens(block), mask)
+        some = measured(GroupedBlock.of_tokens(block, places), mask)
+        assert words.keys() == tokens.keys() == some.keys()
+        for name, values in tokens.items():
+            close(words[name], values)
+            chosen = values[:, :, places] if values.dim() == 4 else values[:, places]
+            close(some[name], chosen)
+
+    observed(family, family_model, check)
+
+
+def measured(block, mask):
+    """Everything that is measured of a block, 0 at padding."""
+    heads = dict(zip(("α", "‖αf(x)‖"), block.head_maps(), strict=True))
+    maps = {**block.maps(), **heads, "share of pairs": block.pair_shares()}
+    parts = {
+        f"{method} {part}": values for method, of in block.shares().items() for part, values in of._asdict().items()
+    }
+    rows = mask if block.queries.places in (None, slice(None)) else mask[:, block.queries.places]
+    pairs = rows[:, :, None] & mask[:, None]
+    return {name: values * (pairs if values.dim() == 3 else pairs[:, None]) for name, values in maps.items()} | {
+        name: values * rows for name, values in {**block.mixing_ratios(), **parts}.items()
+    }
+
+
 def check_pairs(block, batch):
     pairs = Pairs(block, batch)
     assert pairs.keys is pairs.batch is batch.measured

@@ -300,7 +300,7 @@ class SampleAttribution:
         """The ordinary tokens or words of a batch of one sequence, except those that are predicted without being read."""
         ids = batch.measured.input_ids[0].cpu().numpy()
         ordinary = ~np.isin(ids, list(self._context.vocabulary.special))
-        units = np.arange(len(ids)) if batch.units is None else batch.units[0].cpu().numpy()
+        units = batch.unit_numbers
         if answer:
             ordinary[units[-answer:]] = False
         if self._options.target is ReadoutTarget.loss:  # nothing would predict what follows

@@ -43,20 +43,24 @@ class Members(NamedTuple):
         return values if self.matrix is None else values @ self.matrix.to(values)
 
 
-def members(owners: Int[Tensor, " token"]) -> Members | None:
+def members(partition: Partition, tokens: Rows, device: torch.device) -> Members | None:
     """The regions of some tokens; None if no token is in any.
 
     Args:
-        owners: The region of each token; −1 for tokens outside all regions.
+        partition: The regions, in CPU memory.
+        tokens: Which tokens, in CPU memory.
+        device: Where their values are.
     """
+    owners = partition.of_token[0, tokens]
     regions = owners[owners >= 0].unique()
     if not len(regions):
         return None
     first, last = int(regions[0]), int(regions[-1])
     if len(regions) == len(owners) and bool((owners[1:] == owners[:-1] + 1).all()):
         return Members(slice(first, last + 1), None)
+    matrix = (owners[:, None] == regions).float().to(device)
     follow = last - first + 1 == len(regions)
-    return Members(slice(first, last + 1) if follow else regions, (owners[:, None] == regions).to(torch.float32))
+    return Members(slice(first, last + 1) if follow else regions.to(device), matrix)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -137,9 +141,8 @@ class RegionSums:
 
     def _add_rows(self, sums: Tensor, rows: Int[Tensor, " row"], values: Float[Tensor, "head row region"]) -> None:
         """Add rows of tokens to those of their regions."""
-        of_rows = members(self.queries.of_token[0, rows])
+        of_rows = members(self.queries, rows, sums.device)
         assert of_rows is not None
-        of_rows = _on(of_rows, sums.device)
         _add(sums, of_rows, Members(slice(None), None), of_rows.sums(values.mT).mT)
 
     def _of_rows(
@@ -203,8 +206,7 @@ class RegionSums:
         """The regions of some tokens. Every tile of a row or column has the same, and so has every layer."""
         place = side, part.start, part.stop
         if place not in self._known:
-            found = members(side.of_token[0, part])
-            self._known[place] = None if found is None else _on(found, self.block.query.device)
+            self._known[place] = members(side, part, self.block.query.device)
         return self._known[place]
 
     @property
@@ -237,12 +239,6 @@ class RegionSums:
             if of_part is not None:
                 sums[..., of_part.regions] += of_part.sums(values[..., part])
         return sums
-
-
-def _on(found: Members, device: torch.device) -> Members:
-    """Members on a device."""
-    regions = found.regions if isinstance(found.regions, slice) else found.regions.to(device)
-    return Members(regions, None if found.matrix is None else found.matrix.to(device))
 
 
 def _add(sums: Tensor, queries: Members, keys: Members, values: Float[Tensor, "head region key_region"]) -> None:
