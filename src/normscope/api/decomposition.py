@@ -250,17 +250,15 @@ def _maps(
         of_method, shares = units.mixing_ratios(), units.shares()
         ratios = torch.stack([of_method[method][0] for method in methods])
         parts = torch.stack([torch.stack(list(shares[method])) for method in methods if method in shares])[:, :, 0]
-        found = {"ratios": ratios, "parts": parts}
         if not heads:
-            return found
+            return {"ratios": ratios, "parts": parts}
         weights, vectors = units.head_maps()
         of_heads = {"attn_w": weights, "attn_n": vectors}
         # ‖αf(x)‖ follows from α and ‖f(x)‖, except between words, and where gates differ by query.
         if batch.units is None and not model.facts.is_gated:
             of_heads = {"attn_w": weights, "f_n": units.block.transformed_norms}
-        return found | {
-            f"head {name}": lengthened(values[0], model.facts.heads, 0) for name, values in of_heads.items()
-        }
+        every = {f"head {name}": lengthened(values[0], model.facts.heads, 0) for name, values in of_heads.items()}
+        return {"ratios": ratios, "parts": parts, **every}
 
     return pair_maps(observer, batch, beside, queries=queries, measures=measures, feed_forward=feed_forward)
 

@@ -118,7 +118,7 @@ class AttentionWeights:
             )
 
     def tiles_of_groups(self, queries: Partition) -> Iterator[Tile]:
-        """The same with groups of queries: each row is the mean of the rows of its tokens."""
+        """α of groups of queries, a few at a time: each row is the mean of the rows of a group's tokens."""
         sequences, tokens, keys = self.seen.lengths
         # Every group has at least one token, so a tile of groups covers at least as many queries.
         for some in pieces(slice(0, sequences), self.queries_at_once // tokens):

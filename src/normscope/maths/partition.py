@@ -94,18 +94,14 @@ class Partition:
             places: Those of some tokens; all by default.
             names: See `of`.
         """
-        chosen = slice(None) if places is None else places
+        chosen = slice(None) if places is None else places.to(token_mask.device)
         every = torch.arange(token_mask.shape[1], device=token_mask.device)
         first = every[chosen].expand(len(token_mask), -1)
-        if places is None:
-            of_token = every.expand_as(token_mask)
-        else:
-            of_token = torch.full_like(every, -1).index_copy(
-                0, first[0], torch.arange(len(first[0]), device=every.device)
-            )
+        of_token = torch.full_like(every, -1)
+        of_token[chosen] = torch.arange(first.shape[1], device=every.device)
         nothing = first[:, :0]
         return cls(
-            of_token=of_token.masked_fill(~token_mask, -1),
+            of_token=of_token.expand_as(token_mask).masked_fill(~token_mask, -1),
             first=first,
             exists=token_mask[:, chosen],
             others=nothing,

@@ -249,13 +249,11 @@ def pair_maps(
         feed_forward: Whether to add maps through the feed-forward networks.
         in_double: Whether these are computed in float64, or as the model does.
     """
-    keys, layers = batch.keys.partition, _Layers(len(observer.parameters))
-    targets = (
-        batch.partition if queries is None else Partition.tokens(batch.token_mask, queries.to(batch.token_mask.device))
-    )
+    layers, sources = _Layers(len(observer.parameters)), batch.keys.partition
+    targets = batch.partition if queries is None else Partition.tokens(batch.token_mask, queries)
 
     def visit(block: AttentionBlock) -> None:
-        units = GroupedBlock(block, targets, keys)
+        units = GroupedBlock(block, targets, sources)
         norms = None if measures is None else [method for method in OF_STAGE.values() if method in measures]
         of_block = {str(method): values[0] for method, values in units.maps(norms).items()}
         if measures is not None:
@@ -265,7 +263,7 @@ def pair_maps(
         layers.add(**of_block, **beside(units))
 
     def visit_feed_forward(block: FeedForwardBlock) -> None:
-        stages = block.pair_maps(targets, keys, in_double=in_double)
+        stages = block.pair_maps(targets, sources, in_double=in_double)
         layers.extend(**{f"{stage}_n": maps[0] for stage, maps in stages.items() if stage is not LayerStage.BLOCK})
 
     with observer:
