@@ -202,8 +202,11 @@ def test_text_in_results_is_escaped(model):
         ({"texts": []}, r"^texts: expected at least one text, got none$"),
         ({"texts": ["", " "]}, r"^texts: no usable text \(2 empty\)$"),
         ({"texts": [3]}, r"^texts: expected texts, because the model has a tokenizer, got token ids"),
-        ({"texts": {"a": "b"}}, r"^texts: expected texts and pairs \(tuples\) of texts, got dict$"),
-        ({"texts": 7}, r"^texts: expected a str, a pair \(tuple\) of two str, a list or an array of token ids, got 7$"),
+        (
+            {"texts": {"a": "b"}},
+            r"^texts: expected a str, a pair \(tuple\) of two str, token ids, or a list of these, got dict$",
+        ),
+        ({"texts": 7}, r"^texts: expected a str, .*, got 7$"),
         ({"model": "nowhere/none"}, r"^model=nowhere/none: "),
         ({"tokenizer": OWN}, r"^tokenizer: a loaded or wrapped model has one already; leave it out$"),
         ({"model": torch.nn.Linear(2, 2)}, r"^model: Linear fails on token ids"),

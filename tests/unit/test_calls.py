@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import enum
+import inspect
 import itertools
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,17 @@ def test_what_is_wrong_with_several_or_a_choice_is_one_line(hint, value, message
     with pytest.raises(InputError) as raised:
         taking(hint)(value)
     assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("name", [name for name in dir(normscope) if name not in ("LivePage", "Result", "__version__")])
+def test_every_public_annotation_has_words(name):
+    public = inspect.unwrap(getattr(normscope, name))
+    hints = typing.get_type_hints(public.__init__ if inspect.isclass(public) else public, include_extras=True)
+    given = {argument: hint for argument, hint in hints.items() if argument not in ("return", "options")}
+    for hint in given.values():
+        if hint not in (Any, object):
+            with pytest.raises(InputError, match="^argument: expected (?!any value).*, got object$"):
+                taking(hint)(object())
 
 
 def test_calls_keep_their_names_defaults_and_other_arguments():

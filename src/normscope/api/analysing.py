@@ -18,7 +18,7 @@ from normscope.api.types import ManyTexts, Model, Module, Tokenizer
 from normscope.config.calls import Several, checked
 from normscope.config.schema import suggestion
 from normscope.data.given_texts import GivenTexts
-from normscope.errors import InputError, describe_type
+from normscope.errors import InputError
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import example_of, is_ids, is_messages, parts_of, plain_ids
 from normscope.models.options import ModelStack
@@ -158,8 +158,6 @@ def listed(texts: ManyTexts) -> list[Any]:
     Raises:
         InputError: If one is neither a text nor a pair, or there is none.
     """
-    if isinstance(texts, Mapping):
-        raise InputError(f"texts: expected texts and pairs (tuples) of texts, got {describe_type(texts)}")
     given: Any = plain_ids(texts)
     found: list[Any] = [given] if isinstance(given, str | tuple) or is_ids(given) else list(given)
     if not found:

@@ -241,7 +241,7 @@ def _given(model: LoadedModel, text: object, before: Sequence[int], answer: str 
         answer = tokens_after(model, text, before, answer)
     if not answer:
         raise InputError("answer: expected at least one token, got none")
-    if any(type(number) is not int or not 0 <= number < model.vocabulary for number in answer):
+    if not all(0 <= number < model.vocabulary for number in answer):
         raise InputError(f"answer: expected token ids from 0 to {model.vocabulary - 1}, got {str(answer)[:80]}")
     return tuple(answer)
 

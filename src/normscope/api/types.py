@@ -42,7 +42,8 @@ Texts = TypeAliasType("Texts", Annotated[Text | list[Text] | BatchEncoding, Inst
 ManyTexts = TypeAliasType(
     "ManyTexts",
     Annotated[
-        Text | Iterable[Text], Instance("a str, a pair (tuple) of two str, token ids, or a list of these", (Iterable,))
+        Text | Iterable[Text],
+        Instance("a str, a pair (tuple) of two str, token ids, or a list of these", (Iterable,), (bytes, Mapping)),
     ],
 )
 """A text, or any number of texts, which are read once."""

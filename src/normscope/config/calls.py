@@ -89,28 +89,23 @@ def _shown(value: object) -> str:
 class _InPython(GenerateJsonSchema):
     """What is expected in the words of Python, instead of those of config files."""
 
-    def str_schema(self, _schema: Any) -> dict[str, Any]:
-        return {"expected": "a str"}
+    def generate_inner(self, schema: Any) -> dict[str, Any]:
+        match schema:
+            case {"type": "is-instance", "cls": kind}:
+                return {"expected": f"a {kind.__name__}"}
+            case {"type": "tuple", "items_schema": items}:
+                return {"expected": f"a tuple of {len(items)}"}
+            case {"type": "nullable", "schema": inner}:
+                return {"anyOf": [self.generate_inner(inner), {"type": "null", "expected": "None"}]}
+            case {"type": name} if name in _WORDS:
+                return {"expected": _WORDS[name]}
+        return dict(super().generate_inner(schema))
 
-    def bool_schema(self, _schema: Any) -> dict[str, Any]:
-        return {"expected": "True or False"}
-
-    def dict_schema(self, _schema: Any) -> dict[str, Any]:
-        return {"expected": "a dict with names as keys"}
-
-    def tuple_schema(self, schema: Any) -> dict[str, Any]:
-        return {"expected": f"a tuple of {len(schema['items_schema'])}"}
-
-    def callable_schema(self, _schema: Any) -> dict[str, Any]:
-        return {"expected": "a function"}
-
-    def is_instance_schema(self, schema: Any) -> dict[str, Any]:
+    def dataclass_schema(self, schema: Any) -> dict[str, Any]:
         return {"expected": f"a {schema['cls'].__name__}"}
 
-    dataclass_schema = is_instance_schema
 
-    def nullable_schema(self, schema: Any) -> dict[str, Any]:
-        return {"anyOf": [self.generate_inner(schema["schema"]), {"type": "null", "expected": "None"}]}
+_WORDS = {"str": "a str", "bool": "True or False", "dict": "a dict with names as keys", "callable": "a function"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,10 +116,13 @@ class Instance:
     """As in a message."""
     kinds: tuple[Any, ...] = ()
     """Any of these; by default, the class that is annotated."""
+    others: tuple[Any, ...] = ()
+    """None of these."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         kinds = self.kinds or source
-        return handler.generate_schema(Annotated[Any, Expected(self.words, lambda value: isinstance(value, kinds))])
+        fits = Expected(self.words, lambda value: isinstance(value, kinds) and not isinstance(value, self.others))
+        return handler.generate_schema(Annotated[Any, fits])
 
 
 class _Listed:
