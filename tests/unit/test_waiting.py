@@ -72,9 +72,8 @@ def on_meta(value):
 def moved(weights):
     """What is known of the weights of a block. Factors of W_O are computed once, in float64 on the CPU."""
     fields = {field.name: on_meta(getattr(weights, field.name)) for field in dataclasses.fields(weights)}
-    on_device = dataclasses.replace(weights, **fields)
-    vars(on_device)["norm_factors"] = on_meta(weights.norm_factors)
-    return on_device
+    factors = on_meta(weights.norm_factors)
+    return dataclasses.replace(weights, **fields | {"find_norm_factors": lambda: factors})
 
 
 def run(monkeypatch, model, facts, measured, batch):

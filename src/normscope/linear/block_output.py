@@ -42,23 +42,6 @@ class BlockOutput(NamedTuple):
     parameters: BlockParameters
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class OutputWeights:
-    """The weights between attention and what carries on."""
-
-    output_weight: Float[Tensor, "head head_dim model"]
-    """W_O, in the model's own type if it is a view of one of its weights."""
-    output_bias: Float[Tensor, " model"] | None
-    normalisation: Normalisation | None
-    read: int
-    """How many steps lie between W_O and the norm of the branch; 0 without one."""
-
-    @functools.cached_property
-    def norm_factors(self) -> Float[Tensor, "head head_dim rank"]:
-        """A factor L of W_O with ‖v W_O‖ = ‖v L‖ for every v; see `maths.norms.norm_factors`."""
-        return norm_factors(full_precision(self.output_weight))
-
-
 class KnownWeights:
     """Weights of a model's blocks, which are found once and stay known as long as its parameters stay as they are.
 
@@ -70,24 +53,23 @@ class KnownWeights:
     def __init__(self, *, keeps: bool = True) -> None:
         self._keeps = keeps
         self._factors: dict[object, Tensor] = {}
-        self._found: dict[object, tuple[Sequence[Tensor], object, OutputWeights]] = {}
+        self._found: dict[object, tuple[Sequence[Tensor], object, BlockParameters]] = {}
 
-    def of(self, trail: Trail, find: Callable[[], OutputWeights]) -> OutputWeights:
+    def of(self, trail: Trail, find: Callable[[], BlockParameters]) -> BlockParameters:
         """The weights of a block; `find` finds those that are not known."""
-        if not self._keeps:
-            return find()
         place = trail.layer, trail.is_self
+        if not self._keeps:
+            found = find()
+            factors = functools.partial(self._norm_factors, place, found.find_norm_factors)
+            return dataclasses.replace(found, find_norm_factors=factors)
         state = [(id(each), version_of(each)) for each in trail.weights]
         if place not in self._found or self._found[place][1] != state:
             self._found[place] = trail.weights, state, find()
         return self._found[place][2]
 
-    def norm_factors(self, place: object, weights: OutputWeights) -> Float[Tensor, "head head_dim rank"]:
-        """`OutputWeights.norm_factors`, which are computed once for all batches."""
-        if self._keeps:
-            return weights.norm_factors
+    def _norm_factors(self, place: object, find: Callable[[], Tensor]) -> Float[Tensor, "head head_dim rank"]:
         if place not in self._factors:
-            self._factors[place] = weights.norm_factors
+            self._factors[place] = find()
         return self._factors[place]
 
 
@@ -105,20 +87,14 @@ def block_output(trail: Trail, texts: int, known: KnownWeights) -> BlockOutput:
     assert trail.written is not None
     assert trail.inputs is not None
     finder = _Finder(trail, texts)
-    weights = known.of(trail, finder.weights)
+    parameters = known.of(trail, finder.parameters)
     given = {trail.output: trail.written.vectors.unsqueeze(0), **trail.nothing}
-    (attended,) = _fixed(given, finder.reads(weights.read), bias=True)
+    (attended,) = _fixed(given, finder.reads(parameters.steps_before_norm), bias=True)
+    heads = len(parameters.own_output_weight)
     return BlockOutput(
         inputs=full_precision(finder.by_text(trail.inputs)),
         attention_output=full_precision(finder.by_text(attended)),
-        parameters=BlockParameters(
-            output_weight=full_precision(weights.output_weight),
-            output_bias=weights.output_bias,
-            normalisation=weights.normalisation,
-            norm_position=finder.position,
-            find_norm_factors=functools.partial(known.norm_factors, (trail.layer, trail.is_self), weights),
-            find_projections=lambda: Projections(trail, texts, len(weights.output_weight)),
-        ),
+        parameters=dataclasses.replace(parameters, find_projections=lambda: Projections(trail, texts, heads)),
     )
 
 
@@ -173,7 +149,7 @@ class _Finder:
         """What W_O has written, with all factors on it."""
         return [self._start, *self._steps][number] if self.position == "branch" else self._trail.before_sum
 
-    def weights(self) -> OutputWeights:
+    def parameters(self) -> BlockParameters:
         """The weights, found anew."""
         number, norm = self.norm() if self.position in ("post", "branch") else (0, None)
         target = self.reads(number)
@@ -181,7 +157,15 @@ class _Finder:
         (made,) = self._mapped(zeros, target, bias=True)
         bias = full_precision(self.by_text(made)[0, 0]).clone()
         has_bias = bool(self._written.step.constants) or bool(bias.any())
-        return OutputWeights(self._output_weight(target), bias if has_bias else None, norm, number)
+        weight = self._output_weight(target)
+        return BlockParameters(
+            own_output_weight=weight,
+            output_bias=bias if has_bias else None,
+            normalisation=norm,
+            norm_position=self.position,
+            steps_before_norm=number,
+            find_norm_factors=functools.cache(lambda: norm_factors(full_precision(weight))),
+        )
 
     # W_O.
 

@@ -11,6 +11,7 @@ from normscope.errors import InputError
 from normscope.linear.projections import HeadProjection, Projections
 from normscope.maths.composition import NormPosition
 from normscope.maths.normalisation import Normalisation
+from normscope.maths.tensors import full_precision
 
 NOT_LINEAR = (
     "no single linear layer maps what attention reads to the {} of this model, as in latent attention, in bottlenecks or with "
@@ -29,22 +30,30 @@ def _known(projection: HeadProjection | None, what: str) -> HeadProjection:
 class BlockParameters:
     """The weights of one block by head, however its family stores them; in float32 or better."""
 
-    output_weight: Float[Tensor, "head head_dim model"]
-    """W_O."""
+    own_output_weight: Float[Tensor, "head head_dim model"]
+    """W_O, in the model's own type if it is a view of one of its weights: then it takes no memory."""
     output_bias: Float[Tensor, " model"] | None
     """b_O."""
     normalisation: Normalisation | None
     """The norm after the residual connection or of the attention output; None if the block has neither."""
     norm_position: NormPosition
     """The position of `normalisation`."""
+    steps_before_norm: int
+    """How many steps lie between W_O and the norm of the branch; 0 without one."""
     find_norm_factors: Callable[[], Float[Tensor, "head head_dim rank"]]
     """Computes `norm_factors`, once for all batches."""
-    find_projections: Callable[[], Projections]
-    """Finds `projections`."""
+    find_projections: Callable[[], Projections] | None = None
+    """Finds `projections` of one batch; None in weights that are kept for others."""
+
+    @cached_property
+    def output_weight(self) -> Float[Tensor, "head head_dim model"]:
+        """W_O."""
+        return full_precision(self.own_output_weight)
 
     @cached_property
     def projections(self) -> Projections:
         """What queries, keys and values are made of."""
+        assert self.find_projections is not None
         return self.find_projections()
 
     @property

@@ -22,7 +22,7 @@ from normscope.linear.rules import (
     sum_of,
     way_of,
 )
-from normscope.linear.trails import Trail, is_scaled, trail_of, unfollowed
+from normscope.linear.trails import Trail, is_scaled, release, trail_of, unfollowed
 
 VisitLayer = Callable[[int | None, FollowedLayer], None]
 """Called with a layer, and its number if a module runs it, when the model leaves it."""
@@ -155,7 +155,7 @@ class WholeLayers:
         if self._open is None and self._wants(number) and not is_within:
             self.keeps_texts = False
             self._called.clear()
-            start(vectors)
+            start(release(vectors) if trail is not None and trail.is_closed else vectors)
 
     def leave(self, number: int, vectors: Tensor) -> None:
         """A module ends that may be a layer."""
