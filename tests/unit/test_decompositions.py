@@ -173,10 +173,10 @@ def test_results_of_texts_are_compared(model, tmp_path):
         assert [*table.index] == list(dict.fromkeys(name for result in results for name in result.metrics))
         for column, result in zip(table, results, strict=True):
             assert table[column].dropna().to_dict() == pytest.approx(dict(result.metrics), rel=1e-12)
-        (sentence,) = found.sentences
-        assert all(str(result.config["text"]) in sentence for result in results)
+        sentence = found.sentences[0]
+        assert all(f"“{result.config['text']}”" in sentence for result in results)
         found.save(tmp_path / str(place))
         assert repr(normscope.read(tmp_path / str(place))) == repr(found)
         assert sentence[:20] in normscope.page(found)
-    with pytest.raises(InputError, match="results: expected at least one with metrics, got none"):
+    with pytest.raises(InputError, match="results: expected at least one with metrics or token maps, got none"):
         normscope.compare([normscope.Result(), normscope.Result()])
