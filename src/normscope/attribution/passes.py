@@ -20,12 +20,12 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError
 from normscope.linear.held_values import HeldValues
 from normscope.linear.layer_calls import LayerCalls
+from normscope.linear.layers import start
 from normscope.linear.rules import (
     HeldFixed,
     Kind,
     NotAffineError,
     Stack,
-    Way,
     kind_of,
     marked,
     parts_from,
@@ -747,12 +747,12 @@ class _Recorder:
             entered = vectors.clone() if self.recorded else None
             if not self.recorded and self._facts.writes_between:
                 # What writes to the vectors between layers reads the same tensor beside the layer.
-                self.recorded.append(RecordedLayer(_carried(vectors.requires_grad_()), None))
+                self.recorded.append(RecordedLayer(start(vectors.requires_grad_()).value, None))
                 return None
             leaf = vectors.detach().clone().requires_grad_()
             self.recorded.append(RecordedLayer(leaf, entered))
             # The model may change what it is given in place.
-            return _carried(leaf.clone())
+            return start(leaf.clone()).value
 
     def _leave(self, _layer: int, _vectors: Tensor) -> None:
         self._in_layer = False
@@ -784,10 +784,3 @@ class _Recorder:
         leaf = vectors.detach().clone().requires_grad_()
         self.recorded[-1].networks.append((leaf, vectors))
         return marked(leaf.clone(), Kind.LINEAR)
-
-
-def _carried(vectors: Tensor) -> Tensor:
-    """Let what is made of a tensor be taken for what the residual connection carries."""
-    marked(vectors, Kind.LINEAR)
-    vectors._way = Way(residual=True, origin=object())  # type: ignore[attr-defined]
-    return vectors
