@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import normscope
+from normscope.attribution.passes import held_pass
 from normscope.data.token_sequence import Batching
 from normscope.errors import InputError
 from normscope.models.observe.observer import Observer, Replacement
@@ -86,6 +87,22 @@ def test_whole_models_are_followed(own):
     maps = attribution_maps(wrapped, TEXTS[0])
     gated = {"decompx", "rollout"}
     assert maps.keys() >= (gated if name.startswith("gated") else gated | {"alti", "norm_rollout"})
+
+
+@pytest.mark.parametrize("name", ["gpt", "heads-as-modules", "einsum", "two-factors", "multi-head-attention"])
+def test_one_vector_reads_the_direct_effects_of_all_heads(name):
+    """In a pre-LN model, what every head of every layer takes from a token reaches the output along one path."""
+    wrapped, ids = normscope.wrap(built(name)), torch.arange(9).unsqueeze(0)
+    passed = held_pass(
+        wrapped.model, wrapped.facts, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, parts=True
+    )
+    target = passed.returned[0, -1] @ torch.linspace(-1, 2, passed.returned.shape[-1], dtype=torch.float64)
+    effects = passed.effects(target, direct=True).heads
+    assert effects.shape == (own_models.L, own_models.H, 9)
+    parts = [block.weights[0, :, -1, :, None] * block.transformed()[0] for block in normscope.observe(wrapped, ids)]
+    parts = torch.stack(parts).flatten(0, 2)
+    reader = torch.linalg.lstsq(parts, effects.flatten(), driver="gelsd").solution
+    torch.testing.assert_close(parts @ reader, effects.flatten(), rtol=1e-8, atol=1e-8 * float(effects.abs().max()))
 
 
 @pytest.mark.spread(1)

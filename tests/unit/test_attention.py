@@ -176,9 +176,9 @@ def test_self_weights_are_the_diagonal_and_never_above_one(qkv):
     weights = (query @ key.transpose(-1, -2) * SCALE + explicit(MASKS["causal"])).softmax(-1)
     normaliser = maths.attention(query, key, value, MASKS["causal"], SCALE).log_normaliser
     torch.testing.assert_close(
-        maths.self_attention_weights(query, key, normaliser, SCALE), weights.diagonal(dim1=-2, dim2=-1)
+        maths.weights_of_pairs(query, key, normaliser, SCALE), weights.diagonal(dim1=-2, dim2=-1)
     )
-    assert maths.self_attention_weights(query, query * 50, normaliser * 0, SCALE).max() == 1
+    assert maths.weights_of_pairs(query, query * 50, normaliser * 0, SCALE).max() == 1
 
 
 def test_visible_keys_are_counted_and_found_by_their_place():
@@ -223,5 +223,5 @@ def test_soft_caps_and_sinks_by_brute_force(cap, causal, monkeypatch):
     everything = torch.ones(2, 5).bool()
     for received in received_weights(monkeypatch, query, key, attended.log_normaliser, everything, mask, 0.6, cap):
         torch.testing.assert_close(received, alpha.sum(dim=2))
-    own = maths.self_attention_weights(query, key, attended.log_normaliser, 0.6, cap=cap)
+    own = maths.weights_of_pairs(query, key, attended.log_normaliser, 0.6, cap=cap)
     torch.testing.assert_close(own, alpha.diagonal(dim1=-2, dim2=-1))

@@ -18,13 +18,14 @@ from torch.utils._pytree import tree_iter, tree_map
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
+from normscope.linear.held_values import HeldValues
 from normscope.linear.layer_calls import LayerCalls
+from normscope.linear.layers import start
 from normscope.linear.rules import (
     HeldFixed,
     Kind,
     NotAffineError,
     Stack,
-    Way,
     kind_of,
     marked,
     parts_from,
@@ -35,7 +36,7 @@ from normscope.maths.tensors import lengthened, version_of, wide
 from normscope.models.blocks.block import full_precision
 from normscope.models.facts import ModelFacts
 from normscope.models.load.any_module import returned_vectors
-from normscope.models.observe.attention_function import attention_by, reference_attention
+from normscope.models.observe.attention_function import IMPLEMENTATION, active, attention_by
 from normscope.models.observe.cancelling import check_cancelled
 from normscope.models.observe.check import BOUNDS
 from normscope.models.observe.observer import Observer
@@ -52,9 +53,9 @@ class RecordedLayer:
     inputs: Tensor
     entered: Tensor | None
     """The same vectors as what the layers before gave; None for the first layer."""
-    values: Tensor | None = None
-    """What attention adds up, (text, head, key, dimension)."""
-    from_inputs: Tensor | None = None
+    values: list[Tensor] = dataclasses.field(default_factory=list)
+    """What attention adds up, (text, head, key, dimension); several tensors if heads are modules."""
+    from_inputs: list[Tensor] = dataclasses.field(default_factory=list)
     """The same values as what the layer made of its inputs."""
     networks: list[tuple[Tensor, Tensor]] = dataclasses.field(default_factory=list)
     """What each feed-forward network adds, as a leaf, and as what the network made of its inputs."""
@@ -235,12 +236,12 @@ class HeldPass:
         if self._parts:
             *_, (_, back) = self._staged(gradients, direct=False)
             return back
-        values = [layer.values for layer in self.recorded[:1] if layer.values is not None]
+        values = [each for layer in self.recorded[:1] for each in layer.values]
         leaves = [*(source.inputs for source in self.sources), *values, self._ones, self._absorbed]
         made = [made for made, _ in self._affine]
-        found = torch.autograd.grad(made, leaves, gradients, retain_graph=True, materialize_grads=True)
-        *_, ones, absorbed = map(wide, found)
-        return Back(found[: len(self.sources)], found[-3] if values else None, ones, absorbed)
+        *found, ones, absorbed = torch.autograd.grad(made, leaves, gradients, retain_graph=True, materialize_grads=True)
+        inputs, heads = found[: len(self.sources)], found[len(self.sources) :]
+        return Back(inputs, torch.cat(heads, dim=1) if heads else None, wide(ones), wide(absorbed))
 
     def effects(self, target: Tensor, constant: Tensor | float = 0.0, *, direct: bool) -> Effects:
         """What the parts of each layer add to a scalar. The pass must have been made with parts.
@@ -272,35 +273,34 @@ class HeldPass:
             later = later + wide(at.ones)
             parts = [*self._parts_of(layer, at), later]
             inputs = at.inputs
-            if not direct and layer.from_inputs is not None and at.values is not None:
-                through = _Gradients.of([layer.from_inputs], [at.values], layer, self._ones)
+            if not direct and layer.from_inputs:
+                through = _Gradients.of(layer.from_inputs, at.values, layer, self._ones)
                 inputs, later = inputs + through.inputs, later + wide(through.ones)
-            yield parts, Back([inputs], at.values, later, torch.zeros_like(later))
+            values = torch.cat(at.values, dim=1) if at.values else None
+            yield parts, Back([inputs], values, later, torch.zeros_like(later))
             if layer.entered is not None:
                 made, gradients = [layer.entered], [inputs]
 
     def _parts_of(self, layer: RecordedLayer, at: "_Gradients") -> tuple[Tensor, Tensor, Tensor]:
         """What heads add (head, token), and networks and the layer's input (token)."""
-        tokens = self.token_mask.shape[1]
-        heads = wide(layer.inputs.new_zeros(self._heads, tokens))
-        if layer.values is not None and at.values is not None:
-            heads = (wide(at.values) * wide(layer.values.detach())).sum(dim=-1)[0]
-        networks = heads.new_zeros(tokens)
+        heads = torch.cat(
+            [
+                (wide(gradient) * wide(leaf.detach())).sum(dim=-1)[0]
+                for leaf, gradient in zip(layer.values, at.values, strict=True)
+            ]
+        )
+        networks = heads.new_zeros(self.token_mask.shape[1])
         for (leaf, _), gradient in zip(layer.networks, at.networks, strict=True):
             networks = networks + (wide(gradient) * wide(leaf.detach())).sum(dim=-1).flatten()
         bypass = self.sources[0]._replace(inputs=layer.inputs).scores(at.inputs)[0]
         return heads, networks, bypass
-
-    @property
-    def _heads(self) -> int:
-        return next(layer.values.shape[1] for layer in self.recorded if layer.values is not None)
 
 
 class _Gradients(NamedTuple):
     """Gradients at the leaves of a layer."""
 
     inputs: Tensor
-    values: Tensor | None
+    values: list[Tensor]
     networks: list[Tensor]
     ones: Tensor
 
@@ -313,20 +313,16 @@ class _Gradients(NamedTuple):
         ones: Tensor,
     ) -> "_Gradients":
         """Go back from some tensors to the leaves of their layer."""
-        leaves = [
-            layer.inputs,
-            *([] if layer.values is None else [layer.values]),
-            *(leaf for leaf, _ in layer.networks),
-        ]
-        found = torch.autograd.grad(
-            list(made), [*leaves, ones], list(gradients), retain_graph=True, materialize_grads=True
+        leaves = [layer.inputs, *layer.values, *(leaf for leaf, _ in layer.networks), ones]
+        inputs, *found, of_ones = torch.autograd.grad(
+            list(made), leaves, list(gradients), retain_graph=True, materialize_grads=True
         )
-        rest = list(found[1:-1])
-        return cls(found[0], None if layer.values is None else rest.pop(0), rest, found[-1])
+        heads = len(layer.values)
+        return cls(inputs, found[:heads], found[heads:], of_ones)
 
     def plus(self, other: "_Gradients") -> "_Gradients":
         """The sum of both."""
-        values = self.values if self.values is None or other.values is None else self.values + other.values
+        values = [one + two for one, two in zip(self.values, other.values, strict=True)]
         networks = [one + two for one, two in zip(self.networks, other.networks, strict=True)]
         return _Gradients(self.inputs + other.inputs, values, networks, self.ones + other.ones)
 
@@ -377,23 +373,9 @@ def held_pass(
             f"layers of this {facts.family} are different; leave out by="
         )
     facts.require_starts("attributed to")
-    recorder = _Recorder(model, facts, parts=parts)
-    fused = [(model, reference_attention(model, facts))] if facts.calls_function else []
-    ran = _run(whole, inputs, [recorder], fused, None if through else recorder.values, through=through)
-    recorded, mask = recorder.recorded, inputs["attention_mask"].bool()
-    return HeldPass(
-        ran.output,
-        [Source(recorded[0].inputs, mask)],
-        recorded,
-        recorder.hidden,
-        lambda: _first_value_bias(model, facts),
-        _bound(model),
-        ran.affine,
-        ran.ones,
-        ran.absorbed,
-        ran.why,
-        parts,
-    )
+    recorders = [_Recorder(model, facts, parts=parts)]
+    by_name = model if facts.calls_function else None
+    return _recorded(whole, inputs, recorders, [inputs["attention_mask"].bool()], by_name, through=through)
 
 
 def held_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor], *, through: bool = False) -> HeldPass:
@@ -412,24 +394,10 @@ def held_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor], *, th
         _Recorder(model.get_encoder(), encoder, parts=False),
         _Recorder(model.get_decoder(), decoder, parts=False, of=model),
     ]
-    fused = [(model, reference_attention(model, decoder))]
-    ran = _run(model, inputs, recorders, fused, None, through=through)
     tokens = inputs["decoder_input_ids"]
     masks = inputs["attention_mask"].bool(), inputs.get("decoder_attention_mask", torch.ones_like(tokens)).bool()
-    sources = [Source(recorder.recorded[0].inputs, mask) for recorder, mask in zip(recorders, masks, strict=True)]
-    return HeldPass(
-        ran.output,
-        sources,
-        [],
-        recorders[1].hidden,
-        lambda: _first_value_bias(model.get_encoder(), encoder),
-        _bound(model),
-        ran.affine,
-        ran.ones,
-        ran.absorbed,
-        ran.why,
-        _parts=False,
-    )
+    by_name = model if decoder.calls_function else None
+    return _recorded(model, inputs, recorders, masks, by_name, through=through)
 
 
 class Carried(NamedTuple):
@@ -469,13 +437,12 @@ def carried_pass(
         InputError: If the vectors that the model returns are not an affine map of its tokens' vectors.
     """
     carrier = _Carrier(model, facts, own, visit, bias=bias, credited=credited)
-    mode = HeldFixed(model, carries=True, values=carrier.values if credited else None)
-    mode.texts = len(inputs["input_ids"])
-    fused = [(model, reference_attention(model, facts))] if facts.calls_function else []
+    mode = HeldFixed(model, carries=True)
+    if credited:
+        mode = HeldValues(model, len(inputs["input_ids"]), carrier.values, carries=True)
     with contextlib.ExitStack() as exit_:
-        for whole, implementation in fused:
-            exit_.enter_context(attention_by(whole, implementation))
         exit_.enter_context(torch.inference_mode())
+        exit_.enter_context(_attention_in(mode, model if facts.calls_function else None))
         exit_.enter_context(model_code(model))
         exit_.enter_context(carrier.calls)
         exit_.enter_context(mode)
@@ -514,7 +481,8 @@ class _Carrier:
         self._of_bias = torch.cat([own, last - 1]) if bias else own
         """How often the value biases of the first layer belong to each source, beside what the model's code says."""
         credited = credited and 1 in facts.attends
-        self._value_bias = _first_value_bias(model, facts) if credited else None
+        self._value_bias = _first_value_bias(model, facts) if credited else own.new_zeros(0, 0)
+        """b_V of the heads of the first layer that have not run."""
         self._entered = False
 
     def _enter(self, _layer: int, given: Tensor) -> Tensor | None:
@@ -550,8 +518,9 @@ class _Carrier:
 
     def values(self, values: Tensor) -> Tensor:
         """What attention of the first layer adds up, with its biases where they are credited."""
-        bias, self._value_bias = self._value_bias, None
-        if bias is None:
+        heads = values.shape[1]
+        bias, self._value_bias = self._value_bias[:heads], self._value_bias[heads:]
+        if not len(bias):
             return values
         with torch._C.DisableTorchFunction():
             before, new = stack_of(values), marked(values.clone(), Kind.LINEAR)
@@ -560,46 +529,38 @@ class _Carrier:
         return new
 
 
-class _Ran(NamedTuple):
-    """What a recorded pass has left."""
-
-    output: Any
-    affine: Sequence[tuple[Tensor, Tensor]]
-    ones: Tensor
-    absorbed: Tensor
-    why: Callable[[], str]
-    """Says what is not affine, after running the model again."""
-
-
-def _run(
+def _recorded(
     whole: PreTrainedModel,
     inputs: Mapping[str, Tensor],
     recorders: Sequence["_Recorder"],
-    attention: Sequence[tuple[PreTrainedModel, str]],
-    values: Callable[[Tensor], Tensor] | None,
+    masks: Sequence[Tensor],
+    by_name: PreTrainedModel | None,
     *,
-    through: bool = False,
-) -> _Ran:
+    through: bool,
+) -> HeldPass:
     """Run a model with everything held fixed.
 
     Args:
         whole: The model that runs.
         recorders: Those of its stacks.
-        attention: Models that compute attention by a function of transformers' registry.
-        values: See `HeldFixed`.
+        masks: True at the tokens of each stack, (text, token).
+        by_name: The model that calls attention by name; None if none does.
         through: Whether attention weights are followed as well.
 
     Raises:
         NotAffineError: If nothing that the model returns is affine.
     """
+    first, last = recorders[0], recorders[-1]
     like: dict[str, Any] = {"dtype": whole.dtype, "device": inputs["input_ids"].device, "requires_grad": True}
     ones, absorbed = torch.ones((), **like), torch.ones((), **like)
 
     def run(recorders: Sequence[_Recorder], *, explains: bool) -> Any:
         added = recorders[0].add if recorders[0].parts else None
-        mode = HeldFixed(whole, ones, values=values, absorbed=absorbed if through else None, added=added)
-        mode.texts, mode.explains = len(inputs["input_ids"]), explains
-        output = _outputs(whole, inputs, recorders, attention, mode)
+        mode = HeldFixed(whole, ones, absorbed=absorbed if through else None, added=added)
+        if len(recorders) == 1 and not through:
+            mode = HeldValues(whole, len(inputs["input_ids"]), recorders[0].values, ones, added=added)
+        mode.explains = explains
+        output = _outputs(whole, inputs, recorders, by_name, mode)
         attends = sum(len(recorder.attends) for recorder in recorders)
         if through and mode.softmaxes < attends:
             raise InputError(
@@ -614,28 +575,53 @@ def _run(
     output, affine = _with_leaves(run(recorders, explains=False))
     if not affine:
         raise not_affine(_name(whole), why())
-    return _Ran(output, affine, ones, absorbed, why)
+    return HeldPass(
+        output,
+        [Source(recorder.recorded[0].inputs, mask) for recorder, mask in zip(recorders, masks, strict=True)],
+        first.recorded if len(recorders) == 1 else [],
+        last.hidden,
+        first.value_bias,
+        _bound(last.of),
+        affine,
+        ones,
+        absorbed,
+        why,
+        first.parts,
+    )
 
 
 def _outputs(
     whole: PreTrainedModel,
     inputs: Mapping[str, Tensor],
     recorders: Sequence["_Recorder"],
-    attention: Sequence[tuple[PreTrainedModel, str]],
+    by_name: PreTrainedModel | None,
     mode: HeldFixed,
 ) -> Any:
     """What a model returns in a mode; autograd records it."""
     with contextlib.ExitStack() as exit_:
         exit_.enter_context(_without_gradients(whole))
-        for model, implementation in attention:
-            exit_.enter_context(attention_by(model, implementation))
-        for recorder in recorders:
-            exit_.enter_context(recorder.hooks(len(inputs["input_ids"])))
         exit_.enter_context(torch.inference_mode(False))
         exit_.enter_context(torch.enable_grad())
+        exit_.enter_context(_attention_in(mode, by_name))
+        for recorder in recorders:
+            exit_.enter_context(recorder.hooks(len(inputs["input_ids"])))
         exit_.enter_context(model_code(whole))
         exit_.enter_context(mode)
         return whole(**{name: tensor.clone() for name, tensor in inputs.items()})
+
+
+@contextlib.contextmanager
+def _attention_in(mode: HeldFixed, model: PreTrainedModel | None) -> Iterator[None]:
+    """Context in which a mode computes the attention that a model calls by name, if it does."""
+    if model is None:
+        yield
+        return
+    token = active.set(mode)
+    try:
+        with attention_by(model, IMPLEMENTATION):
+            yield
+    finally:
+        active.reset(token)
 
 
 def _with_leaves(output: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
@@ -710,8 +696,12 @@ class _Recorder:
     def __init__(
         self, model: PreTrainedModel, facts: ModelFacts, *, parts: bool, of: PreTrainedModel | None = None
     ) -> None:
-        self._model, self._facts, self.parts, self._of = model, facts, parts, model if of is None else of
+        self._model, self._facts, self.parts, self.of = model, facts, parts, model if of is None else of
         self._in_layer = False
+        self._heads = {block.layer: block.heads for block in facts.blocks}
+        """How many heads of each layer have yet to run."""
+        self._layer: int | None = None
+        """The layer that is recorded; None in any other."""
         self.recorded: list[RecordedLayer] = []
         self._last: Tensor | None = None
 
@@ -722,7 +712,7 @@ class _Recorder:
 
     def again(self) -> "_Recorder":
         """One for another pass."""
-        return _Recorder(self._model, self._facts, parts=self.parts, of=self._of)
+        return _Recorder(self._model, self._facts, parts=self.parts, of=self.of)
 
     @property
     def hidden(self) -> Tensor:
@@ -738,26 +728,31 @@ class _Recorder:
             for module in self._model.modules():
                 if isinstance(module, PreTrainedModel):
                     exit_.callback(module.register_forward_hook(self._returned).remove)
-            exit_.enter_context(LayerCalls(self._of, texts, self._enter, self._leave, places=self._facts.places))
+            exit_.enter_context(LayerCalls(self.of, texts, self._enter, self._leave, places=self._facts.places))
             yield
 
-    def _enter(self, _layer: int, vectors: Tensor) -> Tensor | None:
+    def value_bias(self) -> Float[Tensor, "head head_dim"]:
+        """b_V of the first layer."""
+        return _first_value_bias(self._model, self._facts)
+
+    def _enter(self, layer: int, vectors: Tensor) -> Tensor | None:
         check_cancelled()
-        self._in_layer = True
+        self._in_layer, self._layer = True, None
         if kind_of(vectors) is None:  # whatever has run before was not the first layer
             self.recorded.clear()
         if self.recorded and not self.parts:
             return None
+        self._layer = layer
         with torch._C.DisableTorchFunction():  # the mode would take the leaf for a part of the model
             entered = vectors.clone() if self.recorded else None
             if not self.recorded and self._facts.writes_between:
                 # What writes to the vectors between layers reads the same tensor beside the layer.
-                self.recorded.append(RecordedLayer(_carried(vectors.requires_grad_()), None))
+                self.recorded.append(RecordedLayer(start(vectors.requires_grad_()).value, None))
                 return None
             leaf = vectors.detach().clone().requires_grad_()
             self.recorded.append(RecordedLayer(leaf, entered))
             # The model may change what it is given in place.
-            return _carried(leaf.clone())
+            return start(leaf.clone()).value
 
     def _leave(self, _layer: int, _vectors: Tensor) -> None:
         self._in_layer = False
@@ -766,16 +761,19 @@ class _Recorder:
         self._last = output[0]
 
     def values(self, values: Tensor) -> Tensor:
-        """Take what attention adds up in a layer."""
-        if not self.recorded or self.recorded[-1].values is not None:
+        """Take what attention adds up in a layer: of all layers with parts, of the first without."""
+        if self._layer is None or not self._heads.get(self._layer):
             return values
         layer = self.recorded[-1]
+        self._heads[self._layer] -= values.shape[1]
         if not self.parts:
-            layer.values = values
+            layer.values.append(values)
             return values
         with torch._C.DisableTorchFunction():
-            layer.from_inputs, layer.values = values, values.detach().clone().requires_grad_()
-            new = marked(layer.values.clone(), Kind.LINEAR)
+            leaf = values.detach().clone().requires_grad_()
+            layer.from_inputs.append(values)
+            layer.values.append(leaf)
+            new = marked(leaf.clone(), Kind.LINEAR)
             new._way = way_of(values)
             return new
 
@@ -786,10 +784,3 @@ class _Recorder:
         leaf = vectors.detach().clone().requires_grad_()
         self.recorded[-1].networks.append((leaf, vectors))
         return marked(leaf.clone(), Kind.LINEAR)
-
-
-def _carried(vectors: Tensor) -> Tensor:
-    """Let what is made of a tensor be taken for what the residual connection carries."""
-    marked(vectors, Kind.LINEAR)
-    vectors._way = Way(residual=True, origin=object())  # type: ignore[attr-defined]
-    return vectors

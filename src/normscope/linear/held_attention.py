@@ -1,65 +1,73 @@
-"""Attention weights that are held, and recomputed where they are needed; those of fused attention never all at once."""
+"""Fused attention whose weights are held: a linear map of its values."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-_STRIP = 256
-"""Queries whose weights are computed together."""
+from normscope.maths.attention import AttentionCall, attention
+from normscope.maths.attention_weights import AttentionWeights
+from normscope.maths.masks import Mask, Visibility, mask_of
+
+
+def fused_attention(
+    query: Float[Tensor, "batch head query head_dim"],
+    key: Float[Tensor, "batch kv_head key head_dim"],
+    value: Float[Tensor, "batch kv_head key value_dim"],
+    mask: Mask | None,
+    scale: float,
+    cap: float | None = None,
+    sinks: Float[Tensor, " head"] | None = None,
+) -> Float[Tensor, "batch head query value_dim"]:
+    """What attention returns, given an `AttentionCall`."""
+    return HeldAttention(AttentionCall(query, key, value, mask, scale, cap, sinks)).output
 
 
 class HeldAttention:
-    """The weights of a call of fused attention.
+    """The weights of fused attention, which are never all in memory, and what it returns.
 
     Args:
-        query: Queries, as the model passes them.
-        key: Keys, one head for each head of queries.
-        mask: True where a query sees a key, or a term that is added to the scores.
-        causal: Whether queries do not see later keys.
-        scale: Factor on q·k; one over the root of the dimension by default.
+        call: What attention is computed from.
     """
 
-    def __init__(
-        self,
-        query: Float[Tensor, "*batch query head_dim"],
-        key: Float[Tensor, "*#batch key head_dim"],
-        mask: Tensor | None,
-        *,
-        causal: bool,
-        scale: float | None,
-    ) -> None:
-        self._query, self._key, self._mask, self._causal = query, key, mask, causal
-        self._scale = query.shape[-1] ** -0.5 if scale is None else scale
+    def __init__(self, call: AttentionCall) -> None:
+        query, key, value, mask, scale, cap, sinks = call.repeated()
+        output, log_normaliser = attention(query, key, value, mask, scale, cap=cap, sinks=sinks)
+        # A query that sees no key takes nothing; any other NaN is the model's, and must show.
+        self._blind = (log_normaliser == -torch.inf).unsqueeze(-1)
+        stored = output.masked_fill(self._blind, 0.0).transpose(1, 2).contiguous()  # as torch's fused attention does
+        self.output: Float[Tensor, "batch head query value_dim"] = stored.transpose(1, 2)
+        queries, keys = (torch.ones_like(each[:, 0, :, 0], dtype=torch.bool) for each in (query, key))
+        self._alpha = AttentionWeights(
+            query=query.to(log_normaliser.dtype),
+            key=key.to(log_normaliser.dtype),
+            log_normaliser=log_normaliser.masked_fill(self._blind.squeeze(-1), 0.0),
+            # Whose keys are the queries' own tokens makes no difference to the weights.
+            seen=Visibility(mask, queries, keys, is_cross_attention=True),
+            scale=scale,
+            cap=cap,
+            sinks=sinks,
+        )
 
-    def strips(self) -> Iterator[tuple[slice, Float[Tensor, "*batch strip key"]]]:
+    def _strips(self) -> Iterator[tuple[slice, Float[Tensor, "batch head strip key"]]]:
         """The weights of some queries at a time."""
-        queries, keys = self._query.shape[-2], self._key.shape[-2]
-        for start in range(0, queries, _STRIP):
-            rows = slice(start, min(start + _STRIP, queries))
-            scores = (self._query[..., rows, :] * self._scale) @ self._key.transpose(-1, -2)
-            if self._mask is not None:
-                mask = self._mask if self._mask.shape[-2] == 1 else self._mask[..., rows, :]
-                scores = scores.masked_fill_(~mask, -torch.inf) if mask.dtype is torch.bool else scores.add_(mask)
-            if self._causal:
-                later = torch.ones(len(scores[0, 0]), keys, dtype=torch.bool, device=scores.device).triu(1 + start)
-                scores.masked_fill_(later, -torch.inf)
-            # A query that sees no key takes nothing; any other NaN is the model's, and must show.
-            blind = scores.amax(dim=-1, keepdim=True) == -torch.inf
-            yield rows, scores.softmax(dim=-1).masked_fill_(blind, 0.0)
+        for rows, weights in self._alpha.strips():
+            yield rows, weights.masked_fill_(self._blind[:, :, rows], 0.0)
 
-    def transposed(self, gradient: Float[Tensor, "*batch query dimension"]) -> Float[Tensor, "*batch key dimension"]:
+    def transposed(
+        self, gradient: Float[Tensor, "batch head query value_dim"]
+    ) -> Float[Tensor, "batch head key value_dim"]:
         """The gradient with respect to the values."""
-        parts = [weights.transpose(-1, -2) @ gradient[..., rows, :] for rows, weights in self.strips()]
+        parts = [weights.to(gradient).transpose(-1, -2) @ gradient[:, :, rows] for rows, weights in self._strips()]
         return sum(parts[1:], parts[0])
 
     def stacked(
-        self, values: Float[Tensor, "source *batch key dimension"]
-    ) -> Float[Tensor, "source *batch query dimension"]:
+        self, values: Float[Tensor, "source batch head key value_dim"]
+    ) -> Float[Tensor, "source batch head query value_dim"]:
         """The weighted sums of each source's values."""
-        strips = [side_by_side(weights, values) for _, weights in self.strips()]
+        strips = [side_by_side(weights.to(values), values) for _, weights in self._strips()]
         return strips[0] if len(strips) == 1 else torch.cat(strips, dim=-2)
 
 
@@ -72,37 +80,37 @@ def side_by_side(
     return (weights @ beside).unflatten(-1, (sources, width)).movedim(-2, 0)
 
 
-def by_head(
-    name: str, args: Sequence[Any], place: int, texts: int | None, change: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Change the values that attention adds up, presented with the axes (text, head, key, dimension) for every model.
+def named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `scaled_dot_product_attention`, by name."""
+    parameters = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    return dict(zip(parameters, args, strict=False)) | dict(kwargs)
 
-    Args:
-        name: The function that multiplies weights and values.
-        args: Its arguments.
-        place: The index of the values among them.
-        texts: Number of texts.
-        change: Returns what replaces the values.
 
-    Returns:
-        The values for the function; unchanged if it is not attention by heads.
-    """
-    values: Tensor = args[place]
-    if name == "einsum":
-        terms = args[0].replace(" ", "").split("->")[0].split(",")
-        of_weights, of_values = terms[2 - place], terms[place - 1]
-        shared = [axis for axis in of_weights if axis in of_values]
-        keys = [axis for axis in shared if axis not in args[0].split("->")[1]]
-        rest = [axis for axis in of_values if axis not in shared]
-        if len(shared) != 3 or len(keys) != 1 or len(rest) != 1:
-            return values
-        order = [of_values.index(axis) for axis in (*(axis for axis in shared if axis not in keys), *keys, *rest)]
-        changed = change(values.permute(order))
-        return changed.permute([order.index(axis) for axis in range(4)])
-    if place != 1 or len(args) != 2 or values.ndim != args[0].ndim or args[0].shape[-1] != values.shape[-2]:
-        return values
-    if values.ndim == 4:
-        return change(values.expand(*args[0].shape[:2], -1, -1))
-    if values.ndim == 3 and texts is not None and len(values) % texts == 0:
-        return change(values.unflatten(0, (texts, -1))).flatten(0, 1)
-    return values
+class FusedCalls:
+    """Reads calls of `scaled_dot_product_attention`, and makes each mask a rule once for all layers of a pass."""
+
+    def __init__(self) -> None:
+        self._rules: dict[object, tuple[Tensor, Mask]] = {}
+
+    def read(self, given: Mapping[str, Any]) -> AttentionCall | None:
+        """What attention is computed from; None if its axes are not those of texts, heads, tokens and dimensions.
+
+        Args:
+            given: Arguments by name.
+        """
+        query, key, scale = given["query"], given["key"], given.get("scale")
+        if query.ndim != 4:
+            return None
+        mask = Mask(causal=True) if given.get("is_causal") else self._rule(given.get("attn_mask"), query, key)
+        return AttentionCall(query, key, given["value"], mask, query.shape[-1] ** -0.5 if scale is None else scale)
+
+    def _rule(self, mask: Any, query: Tensor, key: Tensor) -> Mask | None:
+        """A mask as a rule; transformers may have been handed one."""
+        if mask is None or isinstance(getattr(mask, "rule", None), Mask):
+            return getattr(mask, "rule", None)
+        lengths = query.shape[2], key.shape[2]
+        name = id(mask), lengths
+        if name not in self._rules:
+            whole = mask[(None,) * (4 - mask.ndim)].expand(len(query), -1, *lengths)
+            self._rules[name] = mask, mask_of(whole, lengths)
+        return self._rules[name][1]

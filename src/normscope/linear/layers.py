@@ -105,13 +105,13 @@ class NotFollowedError(InputError):
 
 
 class LayerFollower:
-    """Follows vectors through a model that runs in a mode of `rules.py`, one layer at a time.
+    """Follows vectors through a layer of a model that runs in a mode of `rules.py`.
 
     Args:
-        attention: The output of W_O, if it is known.
+        attention: The output of W_O.
     """
 
-    def __init__(self, attention: Followed | None = None) -> None:
+    def __init__(self, attention: Followed) -> None:
         self._inputs: Followed | None = None
         self._attention = attention
         self.lost: str | None = None
@@ -119,26 +119,15 @@ class LayerFollower:
         self._residual: Followed | None = None
         self._added: list[Added] = []
 
-    def enter(self, vectors: Tensor) -> None:
-        """Take what the residual connection carries past attention, with the model's axes."""
-        self.forget()
-        self._inputs = start(vectors)
-
     def carry(self, vectors: Tensor, attention: Followed) -> None:
         """Take what the residual connection carries past attention, and the output of W_O with the same axes."""
         self._inputs, self._attention = Followed.of(vectors), attention
 
-    def attend(self, vectors: Tensor) -> None:
-        """Take the output of W_O, with the model's axes."""
-        if self._inputs is not None:
-            self._attention = start(vectors)
-
     def add(self, vectors: Tensor, residual: Tensor) -> Tensor:
         """Take what is added to the residual connection."""
-        if self._attention is not None:
-            self._residual = self._residual or Followed.of(residual)
-            added, before = Followed.of(vectors), way_of(vectors).before_norm
-            self._added.append(Added(added, added if before is None else Followed.of(before)))
+        self._residual = self._residual or Followed.of(residual)
+        added, before = Followed.of(vectors), way_of(vectors).before_norm
+        self._added.append(Added(added, added if before is None else Followed.of(before)))
         return vectors
 
     def leave(self, vectors: Tensor) -> FollowedLayer | None:
@@ -146,7 +135,6 @@ class LayerFollower:
         if kind_of(vectors) is not Kind.LINEAR or self._residual is None:
             return None
         assert self._inputs is not None
-        assert self._attention is not None
         before = way_of(vectors).before_norm
         return FollowedLayer(
             self._inputs,
@@ -156,11 +144,6 @@ class LayerFollower:
             None if before is None else Followed.of(before),
             Followed.of(vectors),
         )
-
-    def forget(self) -> None:
-        """Release the layer."""
-        self._inputs = self._attention = self._residual = None
-        self._added = []
 
 
 def start(vectors: Tensor) -> Followed:

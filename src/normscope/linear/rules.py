@@ -28,8 +28,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from normscope.errors import InputError
-from normscope.linear.held_attention import HeldAttention, by_head, side_by_side
+from normscope.linear.held_attention import FusedCalls, HeldAttention, fused_attention, named, side_by_side
 from normscope.maths.activations import Activation, Logistic, activation_of, probing
+from normscope.maths.attention import AttentionCall
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.tensors import full_precision
 
@@ -410,7 +411,6 @@ class HeldFixed(TorchFunctionMode):
         model: The model, whose activations are recognised by what they compute.
         ones: A number, 1, that multiplies all constants, through which autograd reads what they add up to.
         carries: Whether linear tensors have a `Stack`.
-        values: Called with what attention adds up, (text, head, key, dimension), just before it does; returns what replaces it.
         absorbed: A number, 1, if attention weights are followed as well. What a product of two linear tensors (q·k and α v)
             gives then belongs half to each, and a softmax is linearised where it is; its constant part is a multiple of this
             number.
@@ -429,7 +429,6 @@ class HeldFixed(TorchFunctionMode):
         ones: Tensor | None = None,
         *,
         carries: bool = False,
-        values: Callable[[Tensor], Tensor] | None = None,
         absorbed: Tensor | None = None,
         shifted: bool = False,
         added: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -439,11 +438,12 @@ class HeldFixed(TorchFunctionMode):
         self.absorbed, self._shifted, self.added, self.wide = absorbed, shifted, added, wide
         self.softmaxes = 0
         """Number of softmaxes that have been linearised."""
-        self._model, self.ones, self.carries, self.values = model, ones, carries, values
+        self.fused = FusedCalls()
+        self.masks_on_host: Sequence[Tensor] = ()
+        """Token masks of the pass that can be read without waiting for a device, as far as they are known."""
+        self._model, self.ones, self.carries = model, ones, carries
         self.explains = False
         """Whether held tensors record which function, in which module, made them from linear tensors."""
-        self.texts: int | None = None
-        """Number of texts in the batch, for attention whose texts and heads share an axis."""
 
     def __enter__(self) -> "HeldFixed":
         try:
@@ -532,6 +532,28 @@ class HeldFixed(TorchFunctionMode):
             for each in tensors_in(made) if len(origins) == 1 else ():
                 (each._origin,) = origins.values()  # type: ignore[attr-defined]
         return made
+
+    def attend(self, _module: nn.Module, call: AttentionCall) -> Float[Tensor, "batch query head head_dim"] | None:
+        """Attention that the model calls by name, through a registry of functions, and what that returns."""
+        made: Tensor = overrides.handle_torch_function(fused_attention, call[:3], *call)
+        return made.transpose(1, 2).contiguous()
+
+    def attention(self, call: AttentionCall) -> Any:
+        """Fused attention of linear values: a step, or what functions with rules return if attention weights are followed.
+
+        Args:
+            call: What it is computed from, with keys and values for each head of queries.
+        """
+        if self.absorbed is not None:
+            return (_step_by_step(self, call),)
+        held = HeldAttention(call._replace(query=still(call.query), key=still(call.key), value=call.value.detach()))
+        return Step(
+            lambda v: _held(lambda: held.output, held.transposed, v),
+            [call.value],
+            stacked=held.stacked,
+            mixes=True,
+            attends=True,
+        )
 
     def done(self, step: Step) -> Any:
         """The result of a step, marked as linear."""
@@ -794,9 +816,6 @@ def _product(mode: HeldFixed, call: Call) -> Any:
     (place,) = places
     before, after = [*map(still, call.args[:place])], [*map(still, call.args[place + 1 :])]
     value = call.args[place]
-    if mode.values is not None and any(kind_of(each) is Kind.HELD for each in call.args):
-        with mode.again():
-            value = by_head(call.name, call.args, place, mode.texts, mode.values)
     stacked = None
     if len(call.args) == 2 and place == 1 and call.name != "einsum" and before[0].ndim == value.ndim:
         stacked = functools.partial(side_by_side, before[0])
@@ -1416,48 +1435,38 @@ def _of_experts(_mode: HeldFixed, call: Call) -> Any:
 
 
 @_rule("scaled_dot_product_attention")
-def _attention(mode: HeldFixed, call: Call) -> Any:
-    """Fused attention, whose weights are computed again in strips of queries where they are needed."""
-    names = "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"
-    query, key, value, mask, dropout, causal, scale, grouped = _arguments(call, *names)
-    if kind_of(value) is not Kind.LINEAR or dropout or kind_of(mask) is Kind.LINEAR:
+def _fused(mode: HeldFixed, call: Call) -> Any:
+    given = named(call.args, call.kwargs)
+    if kind_of(given["value"]) is not Kind.LINEAR or kind_of(given.get("attn_mask")) is Kind.LINEAR:
         return None
-    if mode.absorbed is not None:
-        return (_step_by_step(mode, (query, key, value), mask, causal=bool(causal), scale=scale),)
-    query, key, mask = still(query), still(key), still(mask)
-    output = call.function(query, key, value.detach(), mask, 0.0, bool(causal), scale=scale, enable_gqa=bool(grouped))
-    if grouped:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
-        value = mode.done(_repeated(value, query.shape[-3] // value.shape[-3]))
-    if mode.values is not None and value.ndim == 4:
-        value = mode.values(value)
-    attention = HeldAttention(query, key, mask, causal=bool(causal), scale=scale)
-    return Step(
-        lambda v: _held(lambda: output, attention.transposed, v),
-        [value],
-        stacked=attention.stacked,
-        mixes=True,
-        attends=True,
-    )
+    read = None if given.get("dropout_p") else mode.fused.read(given)
+    return None if read is None else _attention(mode, read)
 
 
-def _step_by_step(
-    mode: HeldFixed, of: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, *, causal: bool, scale: float | None
-) -> Tensor:
-    """Fused attention in functions that have rules."""
-    query, key, value = of
+@_rule("fused_attention")
+def _by_name(mode: HeldFixed, call: Call) -> Any:
+    read = AttentionCall(*call.args)
+    return _attention(mode, read) if kind_of(read.value) is Kind.LINEAR else None
+
+
+def _attention(mode: HeldFixed, call: AttentionCall) -> Any:
     with mode.again():
-        groups = query.shape[-3] // key.shape[-3]
-        if groups > 1:
-            key, value = (each.repeat_interleave(groups, dim=-3) for each in (key, value))
-        scores = torch.matmul(query, key.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scale is None else scale)
-        if causal:
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-            scores = scores.masked_fill(later, -torch.inf)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
-        return torch.matmul(torch.softmax(scores, dim=-1), value)
+        call = call.repeated()
+    return mode.attention(call)
 
 
-def _repeated(value: Tensor, times: int) -> Step:
-    return Step(lambda v: v.repeat_interleave(times, dim=-3), [value])
+def _step_by_step(mode: HeldFixed, call: AttentionCall) -> Tensor:
+    """Fused attention in functions that have rules."""
+    query, key, value, mask, scale, cap, sinks = call
+    lengths = len(query), query.shape[2], key.shape[2]
+    every = slice(0, lengths[1]), slice(0, lengths[2])
+    term = None if mask is None else mask.term(*every, lengths, query.detach())
+    with mode.again():
+        scores = torch.matmul(query, key.transpose(-1, -2)) * scale
+        scores = scores if cap is None else torch.tanh(scores / cap) * cap
+        scores = scores if term is None else scores + term
+        if sinks is not None:
+            sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, sink], dim=-1)
+        weights = torch.softmax(scores, dim=-1)
+        return torch.matmul(weights if sinks is None else weights[..., : lengths[2]], value)

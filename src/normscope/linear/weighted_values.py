@@ -3,18 +3,18 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from normscope.linear.computed import Computed, computed
+from normscope.linear.held_attention import FusedCalls, named
 from normscope.linear.provenance import PAIRS, SAME, Made, made_of, number_in
 from normscope.linear.refusals import NotRecognisedError
 from normscope.linear.rules import BESIDE, DIVISIONS, MOVES, PRODUCTS, SUMS, TIMES, Call, Stack, names
 from normscope.maths.attention import AttentionCall, attention
-from normscope.maths.masks import Mask, mask_of
 
 _OF_WEIGHTS = SAME | TIMES | names("masked_fill masked_fill_ nan_to_num where")
 """Functions after which attention weights are still attention weights."""
@@ -110,8 +110,7 @@ class WeightedValues:
         untouched: bool = False,
     ) -> None:
         self._again, self._refuse, self._untouched = again, refuse, untouched
-        self._rules: dict[object, tuple[Tensor, Mask]] = {}
-        """Masks of fused attention as rules: made once for all layers of a pass."""
+        self._calls = FusedCalls()
         self._unused: dict[object, str] = {}
         """Softmaxes of scores that have not multiplied anything yet: the line of the model's code."""
 
@@ -134,16 +133,9 @@ class WeightedValues:
             scores = next((each._scores for each in given if hasattr(each, "_scores")), None)
             if scores is not None:
                 result._scores = _scores_after(scores, call, given, result)  # type: ignore[attr-defined]
-        if call.name == "softmax":
-            result._softmax = object()  # type: ignore[attr-defined]
-            if made.is_of_scores:
-                self._unused[result._softmax] = line()  # type: ignore[attr-defined]
-        elif call.name in _OF_WEIGHTS:
-            weights = next((each for each in given if hasattr(each, "_softmax")), None)
-            if weights is not None and not _changes_weights(call, given):
-                result._softmax = weights._softmax  # type: ignore[attr-defined]
-                # A column is cut off: the weight of a sink.
-                result._has_sink = getattr(weights, "_has_sink", False) or result.shape[-1] != weights.shape[-1]  # type: ignore[attr-defined]
+        note_weights(call, given, result, made_of)
+        if call.name == "softmax" and made.is_of_scores:
+            self._unused[result._softmax] = line()  # type: ignore[attr-defined]
 
     def of(self, call: Call, given: Sequence[Tensor], made: Made) -> tuple[Attended | None, Tensor] | None:
         """What a function is as attention, and what it returns; None if it multiplies no weights by values.
@@ -152,23 +144,22 @@ class WeightedValues:
         """
         if call.name == "scaled_dot_product_attention":
             return self._fused(call)
-        if call.name not in PRODUCTS or len(made.parents) < 2:
+        product = None if len(made.parents) < 2 else weighted(call, given, made_of)
+        if product is None:
             return None
-        weights = next((each for each in given if hasattr(each, "_softmax")), None)
-        return None if weights is None else self._weighted(call, given, weights)
+        if product.has_more:
+            return None, product.one_by_one(self._again)
+        return self._weighted(product)
 
     def _fused(self, call: Call) -> tuple[Attended, Tensor]:
         """A call of fused attention."""
-        parameters = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-        given = dict(zip(parameters, call.args, strict=False)) | dict(call.kwargs)
-        query, key, scale = given["query"], given["key"], given.get("scale")
-        if query.ndim != 4:
+        given = named(call.args, call.kwargs)
+        read = self._calls.read(given)
+        if read is None:
             raise self._refuse("fused attention has queries or values that are not those of tokens by head")
         if given.get("dropout_p"):
             raise self._refuse("dropout is active; call model.eval() first")
-        mask = Mask(causal=True) if given.get("is_causal") else self._rule(given.get("attn_mask"), query, key)
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        attended, result = self.computed(AttentionCall(query, key, given["value"], mask, scale), -2)
+        attended, result = self.computed(read, -2)
         return attended, (call.function(*call.args, **call.kwargs) if self._untouched else result)
 
     def computed(self, call: AttentionCall, axis: int) -> tuple[Attended, Tensor]:
@@ -193,68 +184,151 @@ class WeightedValues:
         )
         return attended, result
 
-    def _rule(self, mask: Any, query: Tensor, key: Tensor) -> Mask | None:
-        """A mask as a rule; transformers may have been handed one."""
-        if mask is None or isinstance(getattr(mask, "rule", None), Mask):
-            return getattr(mask, "rule", None)
-        lengths = query.shape[2], key.shape[2]
-        name = id(mask), lengths
-        if name not in self._rules:
-            whole = mask[(None,) * (4 - mask.ndim)].expand(len(query), -1, *lengths)
-            self._rules[name] = mask, mask_of(whole, lengths)
-        return self._rules[name][1]
-
-    def _weighted(self, call: Call, given: Sequence[Tensor], weights: Tensor) -> tuple[Attended | None, Tensor] | None:
-        """A product with a softmax; None if the other tensor holds no values."""
-        value = next((each for each in given if each is not weights and made_of(each) is not None), None)
+    def _weighted(self, product: "Product") -> tuple[Attended, Tensor]:
+        """A product with a softmax."""
+        call, weights, value = product
         of_query, of_value = made_of(weights), made_of(value)
-        if value is None or of_query is None or of_value is None or weights.ndim < 3 or call.kwargs:
-            return None
-        axis = -2
-        if call.name == "einsum":
-            if isinstance(call.args[1], list | tuple):  # of operands
-                call = call._replace(args=(call.args[0], *call.args[1]))
-            if len(call.args) > 3:
-                return None, self._one_by_one(call, weights, value)
-            axis = _axis_of_queries(call, weights)
-        elif call.args[0] is not weights or value.ndim != weights.ndim or weights.shape[-1] != value.shape[-2]:
-            return None
+        assert of_query is not None
+        assert of_value is not None
         result = call.function(*call.args)
         self._unused.pop(weights._softmax, None)  # type: ignore[attr-defined]
-
         scores: Scores | None = getattr(weights, "_scores", None)
 
         def numbers(texts: int) -> Numbers | None:
-            return None if scores is None else _numbers(scores, weights, _values(call, weights, value), texts)
+            return None if scores is None else _numbers(scores, weights, product.values(value), texts)
 
-        returned = functools.partial(_by_head_from, call, weights)
         is_square = weights.shape[-1] == weights.shape[-2]
         of_query = of_query if of_query.is_of_scores else None
-        attended = Attended(of_query, of_value, is_square, _zeros_like(result), numbers, returned, axis)
+        attended = Attended(
+            of_query, of_value, is_square, _zeros_like(result), numbers, product.returned, product.axis_of_queries
+        )
         if scores is not None:
-            reads = computed(value).then(lambda vectors: _values(call, weights, vectors))
+            reads = computed(value).then(product.values)
             attended.reads = lambda: [*_without_numbers(scores), reads]
         return attended, result
 
-    def _one_by_one(self, call: Call, weights: Tensor, value: Tensor) -> Tensor:
-        """A product of weights, values and other tensors, which are multiplied one after another."""
-        equation, *operands = call.args
+
+class Product(NamedTuple):
+    """A product of attention weights and values."""
+
+    call: Call
+    weights: Shaped[Tensor, "*texts_heads query key"]
+    value: Tensor
+
+    @property
+    def has_more(self) -> bool:
+        """Whether it has other factors as well."""
+        return self._is_einsum and len(self.call.args) > 3
+
+    @property
+    def axis_of_queries(self) -> int:
+        """Where it puts the queries, from the end."""
+        if not self._is_einsum:
+            return -2
+        term, _, output = self._terms
+        return output.index(term[-2]) - len(output)
+
+    def values(self, value: Tensor) -> Shaped[Tensor, "*texts_heads key value_dim"]:
+        """The values of each row of weights, in the order of its other axes."""
+        if self._is_einsum:
+            term, of_value, _ = self._terms
+            value = _permuted(value, of_value, [*self._axes_of_keys, *(axis for axis in of_value if axis not in term)])
+        return value.expand(*self.weights.shape[:-2], -1, -1)
+
+    def returned(self, tensor: Tensor, texts: int) -> Shaped[Tensor, "text head query size"]:
+        """A tensor with the axes of what the product returns, by head."""
+        if self._is_einsum:
+            term, _, output = self._terms
+            tensor = _permuted(tensor, output, [*term[:-1], *(axis for axis in output if axis not in term)])
+        return by_head(tensor, texts)
+
+    def having(self, values: Shaped[Tensor, "text head key value_dim"]) -> Call:
+        """The same product of other values, which are given by head."""
+        axes, texts = self.weights.shape[:-2], len(values)
+        place = axes.index(texts) if _has_texts_later(axes, texts) else 0
+        moved = (*axes[place : place + 1], *axes[:place], *axes[place + 1 :])
+        values = values.reshape(*moved, *values.shape[-2:]).movedim(0, place)
+        if not self._is_einsum:
+            return self.call._replace(args=(self.weights, values))
+        term, of_value, output = self._terms
+        rest = "".join(axis for axis in of_value if axis not in term)
+        equation = f"{term},{''.join(self._axes_of_keys)}{rest}->{output}"
+        return self.call._replace(args=(equation, self.weights, values))
+
+    def one_by_one(self, run: Callable[..., Tensor]) -> Tensor:
+        """What weights, values and other factors give, if they are multiplied one after another.
+
+        Args:
+            run: Calls a function with arguments.
+        """
+        equation, *operands = self.call.args
         terms, output = einsum_terms(equation, operands)
         of = {id(operand): term for operand, term in zip(operands, terms, strict=True)}
+        weights, value = self.weights, self.value
         rest = [operand for operand in operands if operand is not weights and operand is not value]
         later = "".join(of[id(each)] for each in rest) + output
         kept = "".join(dict.fromkeys(axis for axis in of[id(weights)] + of[id(value)] if axis in later))
-        first = self._again(call.function, f"{of[id(weights)]},{of[id(value)]}->{kept}", weights, value)
+        first = run(self.call.function, f"{of[id(weights)]},{of[id(value)]}->{kept}", weights, value)
         others = ",".join([kept, *(of[id(each)] for each in rest)])
-        return self._again(call.function, f"{others}->{output}", first, *rest)
+        return run(self.call.function, f"{others}->{output}", first, *rest)
+
+    @property
+    def _is_einsum(self) -> bool:
+        return self.call.name == "einsum"
+
+    @property
+    def _terms(self) -> tuple[str, str, str]:
+        """The axes of weights, of values and of the result in an einsum of the first two."""
+        terms, output = einsum_terms(self.call.args[0], self.call.args[1:])
+        if self.call.args[1] is not self.weights:
+            terms.reverse()
+        return terms[0], terms[1], output
+
+    @property
+    def _axes_of_keys(self) -> Sequence[str]:
+        """The axes of weights in an einsum but that of queries."""
+        term, *_ = self._terms
+        return [*term[:-2], term[-1]]
 
 
-def _changes_weights(call: Call, given: Sequence[Tensor]) -> bool:
+OfTokens = Callable[[Tensor | None], object]
+"""Returns something of a tensor that depends on the tokens, and None of any other."""
+
+
+def note_weights(call: Call, given: Sequence[Tensor], result: Tensor, of_tokens: OfTokens) -> None:
+    """Note on what a function returns that it holds attention weights, as a softmax gave them."""
+    if call.name == "softmax":
+        result._softmax = object()  # type: ignore[attr-defined]
+    elif call.name in _OF_WEIGHTS:
+        weights = next((each for each in given if hasattr(each, "_softmax")), None)
+        if weights is not None and not _changes_weights(call, given, of_tokens):
+            result._softmax = weights._softmax  # type: ignore[attr-defined]
+            # A column is cut off: the weight of a sink.
+            result._has_sink = getattr(weights, "_has_sink", False) or result.shape[-1] != weights.shape[-1]  # type: ignore[attr-defined]
+
+
+def weighted(call: Call, given: Sequence[Tensor], of_tokens: OfTokens) -> Product | None:
+    """What a function is as a product of attention weights and values; None if it is none."""
+    weights = next((each for each in given if hasattr(each, "_softmax")), None)
+    if call.name not in PRODUCTS or weights is None or weights.ndim < 3 or call.kwargs:
+        return None
+    value = next((each for each in given if each is not weights and of_tokens(each) is not None), None)
+    if value is None:
+        return None
+    if call.name == "einsum":
+        if isinstance(call.args[1], list | tuple):  # of operands
+            call = call._replace(args=(call.args[0], *call.args[1]))
+    elif call.args[0] is not weights or value.ndim != weights.ndim or weights.shape[-1] != value.shape[-2]:
+        return None
+    return Product(call, weights, value)
+
+
+def _changes_weights(call: Call, given: Sequence[Tensor], of_tokens: OfTokens) -> bool:
     """Whether a function makes something else of attention weights: by a number, or by what depends on the tokens."""
     if call.name in SAME:
         return False
     number = number_in(call)
-    return isinstance(number, Tensor) or number != 1 or sum(made_of(each) is not None for each in given) > 1
+    return isinstance(number, Tensor) or number != 1 or sum(of_tokens(each) is not None for each in given) > 1
 
 
 def _zeros_like(result: Tensor) -> Callable[[], Tensor]:
@@ -338,33 +412,14 @@ def _without_numbers(scores: Scores) -> Sequence[Computed]:
 def by_head(tensor: Shaped[Tensor, "*texts_heads token size"], texts: int) -> Shaped[Tensor, "text head token size"]:
     """A tensor with an axis of texts and one of heads, which a model may have in one axis, in another order, or not at all."""
     axes = tensor.shape[:-2]
-    if texts in axes[1:] and axes[0] != texts:
+    if _has_texts_later(axes, texts):
         tensor = tensor.movedim(axes.index(texts), 0)
     return tensor.reshape(texts, -1, *tensor.shape[-2:])
 
 
-def _values(call: Call, weights: Tensor, value: Tensor) -> Shaped[Tensor, "*texts_heads key value_dim"]:
-    """The values of each row of weights, in the order of its other axes."""
-    if call.name == "einsum":
-        term, of_value, _ = _terms_of(call, weights)
-        value = _permuted(value, of_value, [*term[:-2], term[-1], *(axis for axis in of_value if axis not in term)])
-    return value.expand(*weights.shape[:-2], -1, -1)
-
-
-def _by_head_from(call: Call, weights: Tensor, tensor: Tensor, texts: int) -> Shaped[Tensor, "text head query size"]:
-    """A tensor with the axes of what a product of weights and values returns, by head."""
-    if call.name == "einsum":
-        term, _, output = _terms_of(call, weights)
-        tensor = _permuted(tensor, output, [*term[:-1], *(axis for axis in output if axis not in term)])
-    return by_head(tensor, texts)
-
-
-def _terms_of(call: Call, weights: Tensor) -> tuple[str, str, str]:
-    """The axes of weights, of values and of the result in an einsum of the first two."""
-    terms, output = einsum_terms(call.args[0], call.args[1:])
-    if call.args[1] is not weights:
-        terms.reverse()
-    return terms[0], terms[1], output
+def _has_texts_later(axes: Sequence[int], texts: int) -> bool:
+    """Whether the axis of texts is not the first of some axes."""
+    return texts in axes[1:] and axes[0] != texts
 
 
 def einsum_terms(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
@@ -375,9 +430,3 @@ def einsum_terms(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], 
     letters = "".join(each for each in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if each not in equation)[: max(more)]
     terms = [term.replace("...", letters[len(letters) - axes :]) for term, axes in zip(split, more, strict=True)]
     return terms, output.replace("...", letters)
-
-
-def _axis_of_queries(call: Call, weights: Tensor) -> int:
-    """Where an einsum of weights and values puts the queries, from the end."""
-    term, _, output = _terms_of(call, weights)
-    return output.index(term[-2]) - len(output)

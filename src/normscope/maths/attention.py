@@ -115,14 +115,12 @@ def _attention(
         part = query[:, :, rows], key[:, :, columns], value[:, :, columns]
         if kernel is not None:
             parts.append(Attention(*kernel(*part, term, False, scale)))
-        elif cap is not None:
+        else:
             scores = attention_scores(*part[:2], term, scale, cap)
             log_normaliser = scores.logsumexp(dim=-1)
-            weights = scores.softmax(dim=-1)
+            # A query that sees no key takes nothing, as in fused kernels.
+            weights = scores.softmax(dim=-1).masked_fill_((log_normaliser == -torch.inf).unsqueeze(-1), 0.0)
             parts.append(Attention((weights @ part[2].to(weights.dtype)).to(value.dtype), log_normaliser))
-        else:
-            output = torch.nn.functional.scaled_dot_product_attention(*part, attn_mask=term, scale=scale)
-            parts.append(Attention(output, attention_scores(*part[:2], term, scale).logsumexp(dim=-1)))
     return Attention(torch.cat([part.output for part in parts], 2), torch.cat([part[1] for part in parts], 2))
 
 
@@ -178,13 +176,11 @@ def attention_weights(
         log_normaliser: ℓ_i of each query, with the sink inside, if it is known: α_ij = exp(s_ij − ℓ_i) then takes half the
             time of a softmax. Rows whose ℓ is ∞ are zero.
     """
-    if log_normaliser is not None and cap is None and query.dtype == log_normaliser.dtype:
-        operands = query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)
-        start = (-LOG2_E * log_normaliser).unsqueeze(-1)
-        return exponents(start, None if term is None else LOG2_E * term, *operands, scale).exp2_()
-    scores = attention_scores(query, key, term, scale, cap)
     if log_normaliser is not None:
-        return scores.sub_(log_normaliser.unsqueeze(-1)).exp_()
+        start = (-LOG2_E * log_normaliser).unsqueeze(-1)
+        operands = query.to(start.dtype).flatten(0, 1), key.to(start.dtype).flatten(0, 1).transpose(1, 2)
+        return exponents(start, None if term is None else LOG2_E * term, *operands, scale, cap).exp2_()
+    scores = attention_scores(query, key, term, scale, cap)
     if sinks is None:
         return scores.softmax(dim=-1)
     sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
@@ -197,6 +193,7 @@ def exponents(
     query: Float[Tensor, "rows query head_dim"],
     key: Float[Tensor, "rows head_dim key"],
     scale: float,
+    cap: float | None = None,
 ) -> Float[Tensor, "batch head query key"]:
     """log₂ of weights: start + term + log₂ e · scale·q·k. The sums of products begin at the first two, which saves a pass.
 
@@ -206,8 +203,12 @@ def exponents(
         query: Queries of all heads of all sequences.
         key: Keys, likewise.
         scale: Factor on q·k before the softmax.
+        cap: Soft cap of the scores; see `attention`.
     """
     shape = (*start.shape[:3], key.shape[-1])
+    if cap is not None:
+        scores = capped(query @ key * scale, cap).mul_(LOG2_E).view(shape).add_(start)
+        return scores if term is None else scores.add_(term)
     if term is None:
         scores = torch.baddbmm(start.flatten(0, 1).expand(-1, -1, shape[-1]), query, key, alpha=scale * LOG2_E)
     else:
@@ -223,18 +224,25 @@ def capped(scores: Float[Tensor, "*shape"], cap: float | None) -> Float[Tensor, 
     return scores if cap is None else (scores / cap).tanh() * cap
 
 
-def self_attention_weights(
-    query: Float[Tensor, "batch head token head_dim"],
-    key: Float[Tensor, "batch head token head_dim"],
-    log_normaliser: Float[Tensor, "batch head token"],
+def weights_of_pairs(
+    query: Float[Tensor, "*pair head_dim"],
+    key: Float[Tensor, "*pair head_dim"],
+    log_normaliser: Float[Tensor, "*pair"],
     scale: float,
-    added: Float[Tensor, "#batch #head token"] | None = None,
+    added: Float[Tensor, "*#pair"] | None = None,
     cap: float | None = None,
-) -> Float[Tensor, "batch head token"]:
-    """α_ii, the weight of each token on itself, without the other weights.
+) -> Float[Tensor, "*pair"]:
+    """α_ij = exp(scale·q_i·k_j + b_ij − ℓ_i) of single pairs, such as those of each token with itself.
 
-    α_ii = exp(scale·q_i·k_i + b_ii − ℓ_i), clamped to at most 1 because the terms round differently. b_ii is `added`,
-    and `cap` the soft cap of the score (see `attention`).
+    Clamped to at most 1, because the terms round differently.
+
+    Args:
+        query: The query of each pair.
+        key: The key of each pair.
+        log_normaliser: ℓ of each query.
+        scale: Factor on q·k before the softmax.
+        added: b; None without a bias.
+        cap: Soft cap of the scores; see `attention`.
     """
     scores = capped((query * key).sum(dim=-1).to(log_normaliser.dtype) * scale, cap)
     if added is not None:

@@ -260,13 +260,18 @@ class AttentionWeights:
                 found = torch.where(inside, weights[row, head, place, key], found)
             return found
         assert self.log_normaliser is not None
-        scores = (self.query[row, head, query] * self.key[row, head, key]).sum(dim=-1).to(self.log_normaliser.dtype)
-        scores = attention_maths.capped(scores * self.scale, self.cap)
-        weights, mask = scores - self.log_normaliser[row, head, query], self.seen.mask
-        if mask is not None and mask.bias is not None:
-            weights = weights + mask.bias.expand(len(self.query), -1, -1, -1)[row, head, query, key]
+        mask, place = self.seen.mask, (row, head, query)
+        bias = None if mask is None or mask.bias is None else mask.bias.expand(len(self.query), -1, -1, -1)
+        weights = attention_maths.weights_of_pairs(
+            self.query[place],
+            self.key[row, head, key],
+            self.log_normaliser[place],
+            self.scale,
+            None if bias is None else bias[*place, key],
+            self.cap,
+        )
         seen = None if mask is None else mask.sees(row, query, key)
-        weights = weights.exp() if seen is None else weights.exp().masked_fill(~seen, 0)
+        weights = weights if seen is None else weights.masked_fill(~seen, 0)
         return weights if self._lone is None else weights.masked_fill(self._lone[row, query] & (query == key), 1)
 
     @cached_property
@@ -312,7 +317,7 @@ class AttentionWeights:
             return torch.cat(strips, dim=-1)
         assert self.log_normaliser is not None
         added = None if self.seen.mask is None else self.seen.mask.own_term(self.query)
-        weights = attention_maths.self_attention_weights(
+        weights = attention_maths.weights_of_pairs(
             self.query, self.key, self.log_normaliser, self.scale, added, self.cap
         )
         return weights if self._lone is None else weights.masked_fill_(self._lone.unsqueeze(1), 1)

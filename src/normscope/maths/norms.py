@@ -72,6 +72,24 @@ def weighted_norms(
     return weights * transformed_norms.unsqueeze(-2)
 
 
+def gated_head_norms(
+    weights: Float[Tensor, "batch head query key"],
+    value: Float[Tensor, "batch head key head_dim"],
+    gate: Float[Tensor, "batch head query #head_dim"],
+    factors: Float[Tensor, "head head_dim rank"],
+) -> Float[Tensor, "batch head query key"]:
+    """‖α_ij (g_i ⊙ v_j) W_O‖ per head, if gates multiply what the heads have summed: a vector is built for each pair.
+
+    Args:
+        weights: Post-softmax α.
+        value: v, with b_V inside.
+        gate: g.
+        factors: See `norm_factors`.
+    """
+    norms = [transformed_norms(value * one.unsqueeze(2), factors) for one in gate.unbind(2)]
+    return weights * torch.stack(norms, dim=2).to(weights)
+
+
 def head_grams(
     value: Float[Tensor, "batch head key head_dim"],
     output_weight: Float[Tensor, "head head_dim model"],

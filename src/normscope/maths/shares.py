@@ -17,10 +17,11 @@ Source: Cunningham and Cirone 2026 (arXiv:2606.07604) call such projections cont
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from normscope.maths.composition import Composition, Stage
@@ -196,6 +197,26 @@ def share_of_others(
     return shares if rows is None else (rows.to(shares) @ shares.unsqueeze(-1)).squeeze(-1)
 
 
+def share_error(
+    composition: Composition, shares: Mapping[Stage, Shares], token_mask: Bool[Tensor, "batch token"]
+) -> Float[Tensor, ""]:
+    """By how much the shares of a token differ most from 1 with what the other tokens really contribute.
+
+    Relative to the sum of their magnitudes, over the stages that are given. It costs more than the shares.
+
+    Args:
+        composition: The parts of the output.
+        shares: Those of `block_shares`.
+        token_mask: True at tokens, False at padding.
+    """
+    errors = [composition.inputs.new_zeros(())]
+    for stage, parts in shares.items():
+        size = torch.stack(list(parts)).abs().sum(dim=0).clamp(min=1)
+        excess = (share_of_others(composition, stage) - parts.others).abs() / size
+        errors.append(excess.masked_fill(~token_mask, 0).max())
+    return torch.stack(errors).max()
+
+
 def layer_shares(
     composition: LayerComposition, rows: Float[Tensor, "batch word token"] | None = None
 ) -> dict[LayerStage, Shares]:
@@ -212,6 +233,22 @@ def layer_shares(
         others, own, bias = (_product(part, direction) for part in (parts.others, parts.own, parts.constant))
         shares[stage] = _of_words(Shares(others, own, torch.zeros_like(bias), bias), rows)
     return shares
+
+
+def attention_readout(
+    attention_output: Float[Tensor, "batch query model"],
+    token_mask: Bool[Tensor, "batch query"],
+    rows: Float[Tensor, "batch word query"] | None = None,
+) -> Float[Tensor, "batch query model"]:
+    """The vectors that read out shares of attention outputs; 0 at padding.
+
+    Args:
+        attention_output: Σ_j F_ij + b_O.
+        token_mask: True at tokens, False at padding.
+        rows: The share of each token in its word, if outputs are those of words, the means of their tokens'.
+    """
+    counted = token_mask.to(attention_output)
+    return along(attention_output, rows, counted if rows is None else counted * rows.sum(dim=1))
 
 
 def pair_readout(

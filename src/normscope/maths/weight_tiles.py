@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from normscope.maths.attention import LOG2_E, attention, capped, exponents
+from normscope.maths.attention import LOG2_E, attention, exponents
 from normscope.maths.masks import Mask
 from normscope.maths.tensors import pieces
 
@@ -74,7 +74,7 @@ def weight_tiles(
                 term = None if only_causal else _term(mask, some, rows, part, (sequences, queries, keys), query)
                 # Flattened tile by tile: nothing is copied of a single sequence, and the others stay in the cache.
                 vectors = query[some, :, rows].flatten(0, 1), key[some, :, part].flatten(0, 1).transpose(1, 2)
-                weights = _exponents(start[some, :, rows], term, *vectors, scale, cap).exp2_()
+                weights = exponents(start[some, :, rows], term, *vectors, scale, cap).exp2_()
                 if only_causal and part.stop > rows.start + 1:
                     weights.tril_(rows.start - part.start)
                 if lone is not None:
@@ -94,15 +94,6 @@ def _term(
         return None
     term = term if len(term) == 1 else term[sequences]
     return term if mask.bias is None and mask.shift is None else term * LOG2_E  # 0 and −∞ remain as they are
-
-
-def _exponents(
-    start: Tensor, term: Tensor | None, query: Tensor, key: Tensor, scale: float, cap: float | None
-) -> Tensor:
-    if cap is None:
-        return exponents(start, term, query, key, scale)
-    scores = capped(query @ key * scale, cap).mul_(LOG2_E).view(*start.shape[:3], -1).add_(start)
-    return scores if term is None else scores.add_(term)
 
 
 def _set_own(weights: Tensor, lone: Tensor, queries: slice, keys: slice) -> None:

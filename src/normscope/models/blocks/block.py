@@ -17,8 +17,8 @@ from normscope.maths.composition import Composition
 from normscope.maths.keys import PlaneMap
 from normscope.maths.masks import Mask
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, OF_STAGE, Method, mixing_ratios, preserving_vectors
-from normscope.maths.norms import transformed_norms, weighted_norms
-from normscope.maths.shares import Shares, along, block_shares, pair_readout, share_of_others
+from normscope.maths.norms import gated_head_norms, transformed_norms, weighted_norms
+from normscope.maths.shares import Shares, attention_readout, block_shares, pair_readout, share_error
 from normscope.maths.tensors import full_precision as full_precision
 
 T = TypeVar("T")
@@ -173,10 +173,7 @@ class AttentionBlock:
         if self.gate is None:
             return weighted_norms(weights, self.transformed_norms.to(weights))
         gate = self.gate if queries is None else self.gate[:, :, queries]
-        norms = [
-            transformed_norms(self.value * one.unsqueeze(2), self.parameters.norm_factors) for one in gate.unbind(2)
-        ]
-        return weights * torch.stack(norms, dim=2).to(weights)
+        return gated_head_norms(weights, self.value, gate, self.parameters.norm_factors)
 
     @property
     def mixing(self) -> Float[Tensor, "batch query model"]:
@@ -226,18 +223,9 @@ class AttentionBlock:
         }
 
     def share_error(self) -> Float[Tensor, ""]:
-        """By how much the shares of a token differ most from 1 with what the other tokens really contribute.
-
-        Relative to the sum of their magnitudes, over all stages. It costs more than the shares.
-        """
-        errors = [self.inputs.new_zeros(())]
-        for stage in self.composition.stages:
-            parts = self.shares.get(OF_STAGE[stage])
-            if parts is not None:
-                size = torch.stack(list(parts)).abs().sum(dim=0).clamp(min=1)
-                excess = (share_of_others(self.composition, stage) - parts.others).abs() / size
-                errors.append(excess.masked_fill(~self.token_mask, 0).max())
-        return torch.stack(errors).max()
+        """By how much the shares of a token differ most from 1 with what the other tokens really contribute."""
+        shares = {stage: self.shares[method] for stage, method in OF_STAGE.items() if method in self.shares}
+        return share_error(self.composition, shares, self.token_mask)
 
     def received_shares(self, rows: Float[Tensor, "batch word query"] | None = None) -> Float[Tensor, "batch head key"]:
         """Σ_i s^h_ij: the signed shares of each key in the attention outputs of all queries, head by head; zero at padding.
@@ -257,7 +245,5 @@ class AttentionBlock:
 
     def _readers(self, rows: Tensor | None) -> Tensor:
         # Only the attention output is needed, not all of `composition`, which costs a projection.
-        counted = self.token_mask.to(self.attention_output)
-        counted = counted if rows is None else counted * rows.sum(dim=1)
-        read = pair_readout(along(self.attention_output, rows, counted), self.parameters.output_weight)
-        return self.gated(read)
+        along = attention_readout(self.attention_output, self.token_mask, rows)
+        return self.gated(pair_readout(along, self.parameters.output_weight))

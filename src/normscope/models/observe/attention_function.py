@@ -17,7 +17,6 @@ from transformers.modeling_utils import PreTrainedModel
 from normscope.errors import InputError
 from normscope.maths.attention import AttentionCall, attention
 from normscope.maths.masks import STRIP, Allowed, Mask, mask_of
-from normscope.models.facts import ModelFacts
 from normscope.models.stored.model_code import model_code
 
 IMPLEMENTATION = "normscope"
@@ -154,11 +153,6 @@ def attention_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
     finally:
         with model_code(model):
             model.set_attn_implementation(previous)
-
-
-def reference_attention(model: PreTrainedModel, facts: ModelFacts) -> str:
-    """The attention of the untouched model: fused if that gives what the model computes."""
-    return "sdpa" if facts.is_plain and getattr(model, "_supports_sdpa", True) else "eager"
 
 
 def _attention_function(

@@ -24,7 +24,7 @@ from normscope.linear.layer_calls import LayerCalls
 from normscope.maths.tensors import full_precision
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.facts import ModelFacts, token_mask_of
-from normscope.models.observe.attention_function import attention_by, reference_attention
+from normscope.models.observe.attention_function import attention_by
 from normscope.models.observe.check import BOUNDS, Check, Difference, in_words, relative_error
 from normscope.models.observe.observer import Observer, Replacement
 from normscope.models.observe.rotations import length_dependent_rotations
@@ -171,7 +171,7 @@ class _Proof:
         def leave(layer: int, vectors: Tensor) -> None:
             left[layer] = vectors.clone()
 
-        reference = attention_by(model, reference_attention(model, facts)) if facts.calls_function else None
+        reference = attention_by(model, _untouched_attention(model, facts)) if facts.calls_function else None
         with model_code(model), contextlib.nullcontext() if reference is None else reference:
             given: Mapping[str, Any] = after_encoder(model, inputs) if facts.reads_target else inputs
             recogniser = BlockRecogniser(
@@ -205,6 +205,11 @@ class _Proof:
                     whole[record.texts, record.tokens] = record.entered[layer]
                 found[layer] = Replacement(torch.arange(vectors.shape[-1], device=vectors.device), whole)
         return found
+
+
+def _untouched_attention(model: PreTrainedModel, facts: ModelFacts) -> str:
+    """The attention of the untouched model: fused if that gives what the model computes."""
+    return "sdpa" if facts.is_plain and getattr(model, "_supports_sdpa", True) else "eager"
 
 
 class _Comparison:
