@@ -309,8 +309,10 @@ def note_weights(call: Call, given: Sequence[Tensor], result: Tensor, of_tokens:
 
 def weighted(call: Call, given: Sequence[Tensor], of_tokens: OfTokens) -> Product | None:
     """What a function is as a product of attention weights and values; None if it is none."""
+    if call.name not in PRODUCTS or call.kwargs:
+        return None
     weights = next((each for each in given if hasattr(each, "_softmax")), None)
-    if call.name not in PRODUCTS or weights is None or weights.ndim < 3 or call.kwargs:
+    if weights is None or weights.ndim < 3:
         return None
     value = next((each for each in given if each is not weights and of_tokens(each) is not None), None)
     if value is None:
