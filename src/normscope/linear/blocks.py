@@ -1,15 +1,19 @@
 """Attention blocks, recognised while a model's own code runs: no trace, paths, hooks or modules.
 
-Every tensor that depends on the tokens knows how it was made (`provenance.py`). Three events make a block, and between them its
-vectors are followed by the rules of `rules.py`, along a `Trail`:
+Every tensor that depends on the tokens knows how it was made (`provenance.py`). A block begins with the first of three events
+and ends with what carries on from it. In between, its vectors are followed by the rules of `rules.py`, along a `Trail`:
 
 1. weights times values: a call of fused attention, or a product with a softmax (`weighted_values.py`);
 2. the output projection W_O: the first function after that which mixes dimensions;
 3. the sum with an ancestor of the queries, token by token: what the residual connection carries. If the values come from it
    too, token by token, the attention is to the same tokens (`residual_sum.py`).
 
-What carries on is the sum itself, or a multiple of it, token by token and dimension by dimension: the norm of the block. It is
-known once the next sum has read it.
+What carries on is what the next sum adds to, or what leaves the layer: the sum itself, or what a norm after it makes of it,
+which is a multiple of the sum by token and dimension. A block has one norm. Where it lies is read off the closed trail
+(`norm_position` in `block_output.py`); by default it is before attention, where nothing looks for it.
+
+A function of a block's vectors without a rule runs as it is, and its result is held: a constant that may multiply the
+vectors, as 1/σ does, but cannot be what carries on.
 """
 
 import contextlib
@@ -66,7 +70,7 @@ from normscope.maths.composition import NormPosition
 
 _PROJECTIONS = PRODUCTS | {"linear", "addmm", "conv1d", "conv2d"}
 _MIXES = _PROJECTIONS | names("addmm_ baddbmm _grouped_mm gelu silu relu tanh relu6 softmax sigmoid")
-"""Functions that mix or bend dimensions. After the sum, what they make is not the block's any more."""
+"""Functions that mix or bend dimensions. After the sum, what they make is no longer the block's."""
 
 _LIKE = names("to type_as expand_as view_as reshape_as")
 """Functions that take a type or a shape from their second tensor, and nothing else."""
@@ -103,8 +107,8 @@ class BlockRecogniser(HeldFixed):
         axes: The axes of what the residual connection carries; None if each tensor's shape has to tell.
         masks_on_host: Token masks of the pass that can be read without waiting for a device, as far as they are known.
         untouched: Whether fused attention is computed by torch's own kernel, as without this mode.
-        positions: The positions of norms, as far as they are known. Blocks are then handed out as soon as they are complete,
-            without waiting for the next sum.
+        positions: The positions of norms, as far as they are known from an earlier pass. Blocks are then handed out as soon as
+            they are complete, without waiting for the next sum.
         projects: Whether it is noted how queries, keys and values are computed, for `projections`.
 
     Raises:
@@ -140,7 +144,7 @@ class BlockRecogniser(HeldFixed):
         """The last sum with what the residual connection carries."""
 
     def __enter__(self) -> "BlockRecogniser":
-        # Modules that are activations are recognised as a whole only where something follows them.
+        # Only whole layers are followed through activations, for which modules have to be recognised.
         (TorchFunctionMode if self._layers is None else HeldFixed).__enter__(self)
         return self
 
@@ -187,7 +191,7 @@ class BlockRecogniser(HeldFixed):
             raise
 
     def _noted(self, call: Call, given: Sequence[Tensor], made: Made) -> Any:
-        """The result of a function of tensors that depend on the tokens."""
+        """The result of a function of tensors that depend on the tokens: in a block, where one begins, or outside."""
         trail = self._blocks.latest(given)
         if trail is not None:
             return self._followed(call, given, made, trail)
@@ -254,8 +258,8 @@ class BlockRecogniser(HeldFixed):
     # Between the events.
 
     def _followed(self, call: Call, given: Sequence[Tensor], made: Made, trail: Trail) -> Any:
-        """A function of a block's vectors, by its rule. What has no rule is held; what mixes dimensions ends the block."""
-        if trail.written is not None and writes(call):
+        """The result of a function of a block's vectors: by its rule, held if it has none, or no longer the block's."""
+        if trail.written is not None and writes(call):  # what W_O has written is read when the block is closed
             trail.written.vectors = trail.written.vectors.clone()
         if call.name in SUMS and len(given) == 2 and (summed := self._sum(call, given, made)) is not None:
             return summed
@@ -263,22 +267,23 @@ class BlockRecogniser(HeldFixed):
             return call.args[0]
         if call.name in BESIDE:
             self._blocks.merge(given, trail)
-        ends = _ends(call, given, trail)
-        if ends:
-            self._blocks.settle_normed(given, trail)
+        leaves = _leaves_block(call, given, trail)
+        if leaves:
+            self._blocks.close_at_norm(given, trail)
         else:
             trail.weights += _parameters(given)
-        step = None if ends else _step(self, call, given)
+        step = None if leaves else _step(self, call, given)
         if step is None:
             attended = self._attended(self._attention.of(call, given, made))
             if attended is not None:
                 return attended
             result = self._plain(call, given, made)
-            return result if ends else _held(result, call, given, trail)
+            return result if leaves else _held(result, call, given, trail)
         if isinstance(step, Step) and trail.written is None:
             if step.mixes and len(step.operands) == 1:
                 return self._projected(call, step, made, trail)
             of_factor = made_of(step.factor)
+            # A factor that comes from the scores, such as a sink's, changes the weights: it is no gate.
             if isinstance(step.factor, Tensor) and of_factor is not None and of_factor.is_of_scores:
                 trail.attention[-1].scaled(step.factor)
         return self._mapped(call, given, made, step, trail)
@@ -311,37 +316,37 @@ class BlockRecogniser(HeldFixed):
     # 3: the sum with what the residual connection carries.
 
     def _sum(self, call: Call, given: Sequence[Tensor], made: Made) -> Tensor | None:
-        """A sum that ends a part of a block; None if it is one of its functions."""
+        """The third event, a sum with a network beside attention, or the sum after a block; None for a sum within a block."""
         addition = Addition.of(call)
         if addition is not None:
-            reached = addition.reached
-            return self._beside(addition, made) if reached is None else self._joined(addition, reached)
-        if not self._blocks.carry_on(given):
+            ancestor = addition.ancestor
+            return self._network_beside(addition, made) if ancestor is None else self._joined(addition, ancestor)
+        if not self._blocks.close_at_next_sum(given):
             return None
         result = self._plain(call, given, Made("added", made.parents))
         assert isinstance(result, Tensor)
         self.last = release(result)
         return self.last
 
-    def _beside(self, addition: Addition, made: Made) -> Tensor:
+    def _network_beside(self, addition: Addition, made: Made) -> Tensor:
         """The sum of what attention has written and what a network beside it gives."""
         addition.require_network()
         call, wrote, _, trail = addition
-        trail.beside.append(addition.carried)
+        trail.beside.append(addition.other_made)
         stack = stack_of(wrote) if self._layers is None else self._layers.beside(addition)
         result = call.function(*call.args, **call.kwargs)
         return start_at(result, stack, trail, Made("beside", made.parents, by_token=False))
 
-    def _joined(self, addition: Addition, reached: Made) -> Tensor:
+    def _joined(self, addition: Addition, ancestor: Made) -> Tensor:
         """The sum of what attention has written and what the residual connection carries."""
         call, trail = addition.call, addition.trail
         self._blocks.require_no_other(trail)
-        trail.is_self = addition.is_self(reached)
-        addition.require_block(reached)
+        trail.is_self = addition.is_self(ancestor)
+        addition.require_block(ancestor)
         trail.axes = self._axes or addition.axes(self._texts)
         if self._proves and trail.is_self:
             addition.require_apart(self._texts)
-        if self._layer() != trail.layer:  # what is called is a part of a layer
+        if self._layer() != trail.layer:  # the entry of the list that ran attention was only a part of a layer
             trail.layer = None
         trail.in_layer = trail.layer is not None
         self.settle(addition.other)
@@ -352,7 +357,7 @@ class BlockRecogniser(HeldFixed):
         start_at(result, trail.sum, trail, trail.made)
         if result is call.args[0] and result._base is not None:
             keep(made_of(result), [result._base])
-        self._blocks.settle_joined(result, trail)
+        self._blocks.close_at_sum(result, trail)
         self.last = result
         return self.last
 
@@ -398,10 +403,18 @@ class BlockRecogniser(HeldFixed):
 
 
 class OpenBlocks:
-    """Blocks of which it is not known yet what carries on: the sum itself, or a multiple of it, which is the block's norm.
+    """Blocks that have begun and of which it is not known yet what carries on.
+
+    A block is closed, and handed to the visitor, at the first of these:
+
+    - its own sum, if the norm lies between W_O and the sum, or is known to come before attention;
+    - the network that reads its norm, if the norm is known to come after the sum;
+    - the next sum that adds to what carries on;
+    - the end of its layer;
+    - the end of the pass.
 
     Args:
-        visit: Called with each block when that is known.
+        visit: Called with each block that is closed.
         positions: The positions of norms, as far as they are known.
     """
 
@@ -454,8 +467,8 @@ class OpenBlocks:
             if each.awaits_sum and each is not trail:
                 raise each.lost()
 
-    def carry_on(self, given: Sequence[Tensor]) -> bool:
-        """Settle the blocks whose vectors a sum reads; False if it is a step of a block's norm, or reads none.
+    def close_at_next_sum(self, given: Sequence[Tensor]) -> bool:
+        """Close the blocks whose vectors a sum reads; False if it is a step of a block's norm, or reads none.
 
         Args:
             given: The tensors that are added.
@@ -468,23 +481,23 @@ class OpenBlocks:
             trail: Trail = each._trail  # type: ignore[attr-defined]
             before = made_of(trail.inputs)
             others = [other for one in given if one is not each and (other := made_of(one)) is not None]
-            # What does not read the sum runs beside attention.
+            # A network that does not read the block's sum runs beside attention, even if it is added after it.
             trail.beside += [other for other in others if not other.reads(trail.made, before)]
             self.settle(each)
         return True
 
-    def settle_joined(self, total: Tensor, trail: Trail) -> None:
-        """Close a block whose sum is what carries on.
+    def close_at_sum(self, total: Tensor, trail: Trail) -> None:
+        """Close a block at its own sum, if nothing that follows can be its norm.
 
         Args:
             total: The sum.
         """
-        if is_scaled(trail.before_sum, by_tokens=True):  # there is one norm in a block
+        if is_scaled(trail.before_sum, by_tokens=True):  # the one norm of a block is in its branch
             self._close(trail)
         elif self._positions(trail.layer, trail.is_self) == "pre":
             self.settle(total)
 
-    def settle_normed(self, given: Sequence[Tensor], trail: Trail) -> None:
+    def close_at_norm(self, given: Sequence[Tensor], trail: Trail) -> None:
         """Close a block whose norm a network reads, if the norm is known to come after the sum."""
         if self._positions(trail.layer, trail.is_self) == "post":
             for each in given:
@@ -492,7 +505,7 @@ class OpenBlocks:
                     self.settle(each)
 
     def settle(self, carried: Tensor) -> None:
-        """Close a block whose vectors carry on, if that is not known yet.
+        """Close the block of a tensor that carries on, if it has had its sum and is still open.
 
         Args:
             carried: The sum itself or a multiple of it; a tensor of no open block is passed over.
@@ -520,6 +533,7 @@ class OpenBlocks:
             self._close(each)
 
     def _close(self, trail: Trail) -> None:
+        """Hand a block to the visitor; what functions make of its vectors from here on is not followed for it."""
         trail.is_closed = True
         self._trails.remove(trail)
         self._closed[trail.is_self] += 1
@@ -533,11 +547,12 @@ def _is_carrier(tensor: Tensor) -> bool:
     return trail is not None and trail.is_joined and kind_of(tensor) is Kind.LINEAR
 
 
-def _ends(call: Call, given: Sequence[Tensor], trail: Trail) -> bool:
-    """Whether what a function makes is not the block's any more."""
+def _leaves_block(call: Call, given: Sequence[Tensor], trail: Trail) -> bool:
+    """Whether what a function makes is no longer the block's. The block itself may stay open."""
     if call.name not in _MIXES:
         return False
     linear = any(kind_in_block(each) is Kind.LINEAR for each in given)
+    # Before the sum, a projection of the vectors is W_O, or a further map of what W_O has written.
     return not linear or trail.is_joined or call.name not in _PROJECTIONS
 
 
@@ -564,7 +579,7 @@ def _factor(tensor: Tensor) -> Tensor:
 
 
 def _held(result: Any, call: Call, given: Sequence[Tensor], trail: Trail) -> Any:
-    """The result of a function of a block's vectors that has no rule."""
+    """The result of a function of a block's vectors that has no rule: a constant from here on, and still the block's."""
     for each in tensors_in(result):
         each._numbers = _numbers_in(call, given)  # type: ignore[attr-defined]
         hold(each, trail)

@@ -20,7 +20,9 @@ class Addition(NamedTuple):
 
     call: Call
     wrote: Tensor
+    """What attention has written."""
     other: Tensor
+    """What the residual connection carries, or what a network beside attention gives."""
     trail: Trail
     """The block that has written."""
 
@@ -37,16 +39,19 @@ class Addition(NamedTuple):
         return None
 
     @property
-    def carried(self) -> Made:
+    def other_made(self) -> Made:
         """How the other tensor was made."""
         made = made_of(self.other)
         assert made is not None
         return made
 
     @property
-    def reached(self) -> Made | None:
-        """What the queries were made from that the other tensor carries: then this is the residual connection."""
-        return self.trail.query.shared_with(self.carried)
+    def ancestor(self) -> Made | None:
+        """What the queries come from that the other tensor, which is then the residual connection's, carries token by token.
+
+        None if the other tensor is that of a network beside attention.
+        """
+        return self.trail.query.shared_with(self.other_made)
 
     def axes(self, texts: int) -> Axes:
         """The axes of what is carried, as its shape tells.
@@ -62,11 +67,11 @@ class Addition(NamedTuple):
         """What the residual connection adds."""
         factor, _ = self._factors
         inputs = self.other if factor == 1 and not writes(self.call) else self.other * factor
-        keep(self.carried, [inputs])
+        keep(self.other_made, [inputs])
         return inputs
 
     def before(self) -> Stack:
-        """What the block adds."""
+        """What the block adds to the residual connection."""
         _, factor = self._factors
         if factor == 1:
             return stack_of(self.wrote)
@@ -79,32 +84,32 @@ class Addition(NamedTuple):
         factors = (-alpha, 1) if "rsub" in self.call.name else (1, -alpha if "sub" in self.call.name else alpha)
         return factors if self.other is self.call.args[0] else factors[::-1]
 
-    def is_self(self, reached: Made) -> bool:
+    def is_self(self, ancestor: Made) -> bool:
         """Whether attention is to the same tokens: the values come from what is carried too, token by token.
 
         Args:
-            reached: What the queries are made from.
+            ancestor: What the queries and the residual connection come from.
         """
-        return all(each.value.comes_from(reached) for each in self.trail.attention)
+        return all(each.value.comes_from(ancestor) for each in self.trail.attention)
 
-    def require_block(self, reached: Made) -> None:
+    def require_block(self, ancestor: Made) -> None:
         """Check that what ends here is a block: each value is made of one token's vector, or of another text.
 
         Args:
-            reached: What the queries are made from.
+            ancestor: What the queries and the residual connection come from.
 
         Raises:
             NotRecognisedError: If it is not.
         """
-        trail, carried = self.trail, self.carried
+        trail = self.trail
         values = [each.value for each in trail.attention]
-        if any(each.reads_other_tokens(reached) if trail.is_self else each.reads(reached) for each in values):
+        if any(each.reads_other_tokens(ancestor) if trail.is_self else each.reads(ancestor) for each in values):
             raise trail.refusal("its values are made of several tokens' vectors each")
-        if carried.reads_other_tokens(reached):
+        if self.other_made.reads_other_tokens(ancestor):
             raise trail.refusal("what the residual connection carries is made of several tokens' vectors each")
         if trail.is_self and not all(each.is_square for each in trail.attention):
             raise trail.refusal("its queries are only some of its keys")
-        if any(each.reads_other_tokens(reached) for each in trail.beside):
+        if any(each.reads_other_tokens(ancestor) for each in trail.beside):
             raise trail.refusal("what runs beside it takes from other tokens as well")
         if not _is_made_of(stack_of(self.wrote), {trail.output, *trail.nothing}):
             raise trail.refusal("several linear layers read what its heads return")

@@ -29,7 +29,11 @@ class Written:
 
 
 class Trail:
-    """A block while its vectors are followed."""
+    """A block while its vectors are followed.
+
+    It begins with weights times values, gets W_O's output (`written`) and the sum (`is_joined`) in turn, and is closed
+    (`is_closed`) when it is known what carries on.
+    """
 
     def __init__(self, layer: int | None, place: str, attention: Attended, query: Made) -> None:
         self.layer = layer
@@ -44,20 +48,22 @@ class Trail:
         self.made = Made("sum")
         """How the sum was made."""
         self.before_sum, self.after = self.output, self.sum
-        """What is added to the residual connection, without what runs beside attention, and what carries on."""
+        """What is added to the residual connection, without what runs beside attention, and what carries on: the sum, or what
+        a norm after it makes of it."""
         self.weights: list[Tensor] = []
         """Parameters of the model that are read between attention and what carries on."""
         self.written: Written | None = None
         self.inputs: Tensor | None = None
-        """What the residual connection adds, with the model's axes."""
+        """What the residual connection carries and the sum adds, with the model's axes."""
         self.axes = USUAL
         """Its axes, which are those of the sum."""
         self.carried: Tensor | None = None
-        """What carries on: the sum or a multiple of it; None until that is known, and if nothing has read the sum."""
+        """What carries on: the sum or a multiple of it; None until that is known, if nothing has read the sum, and if a norm
+        between W_O and the sum has closed the block."""
         self.beside: list[Made] = []
-        """What was added to the output of W_O before the residual connection: a network that runs beside attention."""
+        """How networks beside attention were made: what was added to the output of W_O, or after the sum without reading it."""
         self.nothing: dict[Stack, Tensor] = {}
-        """What that takes from attention, if whole layers are followed."""
+        """What the outputs of these networks take from attention: zeros, by stack. Empty unless whole layers are followed."""
         self.is_self = False
         """Whether attention is to the same tokens."""
         self.in_layer = True
@@ -65,13 +71,13 @@ class Trail:
         self.is_joined = False
         """Whether the residual connection has been added."""
         self.is_closed = False
-        """Whether it is known what carries on."""
+        """Whether the block has been handed to the visitor, or merged with that of another head."""
         self.is_whole = False
         """Whether the layer is followed on from the sum."""
 
     @property
     def awaits_sum(self) -> bool:
-        """Whether the residual connection is still to be added."""
+        """Whether the third event is still to come: the sum with the residual connection."""
         return not self.is_joined and not self.is_closed
 
     def refusal(self, why: str) -> NotRecognisedError:
@@ -115,7 +121,10 @@ def start_at(tensor: Tensor, stack: Stack, trail: Trail, made: Made) -> Tensor:
 
 
 def hold(tensor: Tensor, trail: Trail) -> None:
-    """Note that a tensor is a function of a block's vectors, unless it is followed as a part of the layer."""
+    """Note that a tensor is an unknown function of a block's vectors, unless it is followed as a part of the layer.
+
+    It still belongs to the block, but is a constant for it: a factor on the vectors, not what carries on.
+    """
     if not trail.is_whole or kind_of(tensor) is not Kind.LINEAR:
         marked(tensor, Kind.HELD)
         tensor._trail = trail  # type: ignore[attr-defined]
