@@ -23,7 +23,7 @@ def page() -> str:
         "What `import normscope` provides. [From Python](../tutorials/python.md) shows how to use it.\n",
     ]
     parts += [f"::: normscope.{name}\n" for name in dir(normscope) if not name.startswith("__")]
-    parts.append("## Types of arguments\n\nThe names in the signatures above.\n")
+    parts.append("## Types of arguments\n\nThe names of types in the signatures above.\n")
     parts += [f"::: {name}\n" for name in TYPES]
     parts.append(
         "## Formulas\n\nPure functions on tensors, with their shapes and sources. [Measures](../measures/index.md) "

@@ -10,27 +10,27 @@ for block in normscope.observe(model, ["one sentence", ("and", "a pair")]):
     print(block.layer, block.mixing_ratios)
 ```
 
-`help(normscope.decompose)` explains one of these names in full:
+`help(normscope.decompose)`, for example, explains one of these names in full:
 
     load              Load a model and verify that it can be observed exactly.
     wrap              Prepare a model that is already in memory, and verify that it can be observed exactly.
     observe           Iterate over the attention blocks of one forward pass, layer by layer.
     decompose         Decompose a text: how much does each token receive from every other, layer by layer?
-    attention         How much chosen tokens or regions of a text receive from others through attention, at any length.
+    attention         Measure how much tokens or regions of a text receive from others through attention, at any length.
     attribute         Attribute a number that a model computes from a text to the text's tokens.
     attribution_maps  Map how much of each output vector of a model comes from each token of a text, through all layers.
     similarity        Split the similarity of two texts into what each pair of tokens adds to it.
     run               Run one analysis or several over texts in memory.
     Callback          Runs analyses on a few texts at regular intervals during training.
-    explore           The live page of a model: type a text, change a word, and see what changes.
+    explore           Open the live page of a model: type a text, change a word, and see what changes.
     LivePage          A page that is served until it is closed; see `explore`.
 
-    Result            The results of a run, or the part of one of its analyses.
+    Result            The results of a run, or of one of its analyses.
     read              Read the folder of a finished run: its tables, metrics, figures, token maps, config and facts.
-    page              The page of one run, which reports its results, or of several, which compares them.
-    compare           What distinguishes results: which differences are detectable, and how large they are.
+    page              Make an HTML page: the report of one run, or the comparison of several.
+    compare           Compare results: which differences are detectable, and how large they are.
 
-    Label             The logit of a class, from a text classifier; of a regression, its value.
+    Label             The logit of a class from a text classifier, or the value of a regression model.
     NextToken         The logit of a token as the next one after the text, from a causal or a translation model.
     MaskedToken       The logit of a token in place of a mask in the text, from a masked language model.
     Answer            An answer that follows the text, from a causal language model: the sum over its tokens.

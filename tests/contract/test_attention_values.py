@@ -356,14 +356,14 @@ def test_bad_input_is_one_line(saved_model, asked, message):
 
 
 def test_ids_have_no_sentences():
-    with pytest.raises(InputError, match="queries='sentences': expected a text whose characters are known"):
+    with pytest.raises(InputError, match="queries='sentences': expected a text given as characters, not as token ids"):
         attention(loaded(model_of("llama"), "llama"), [5, 6, 7], queries="sentences")
 
 
 def test_messages_without_tokens_have_no_sentences(saved_model, monkeypatch):
     model = saved(str(saved_model))
     monkeypatch.setattr(model.tokenizer, "chat_template", CHAT)
-    with pytest.raises(InputError, match="keys='sentences': expected a text with a sentence"):
+    with pytest.raises(InputError, match="keys='sentences': expected a text with at least one sentence"):
         attention(model, [{"role": "user", "content": "\U000f0000"}], keys="sentences")
 
 

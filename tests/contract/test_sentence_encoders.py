@@ -322,7 +322,7 @@ def test_what_cannot_be_split_is_one_line(folder):
     with pytest.raises(InputError, match="pooling: Dense, which follows the pooling, computes no affine map"):
         similarity(model(encoder), A, B)
     with pytest.raises(
-        InputError, match=r"prompts: expected a str, a pair \(tuple\) of two str or None, got a tuple of 3"
+        InputError, match=r"prompts: expected a str or a pair \(a tuple of two str\), or None, got a tuple of 3"
     ):
         similarity(normscope.load(), A, B, prompts=("a", "b", "c"))
     with pytest.raises(InputError, match="prompts: expected none before a tuple of 2"):

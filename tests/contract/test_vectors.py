@@ -193,6 +193,7 @@ def test_a_head_that_pools_is_no_block_and_nothing_may_attend_to_what_it_has_poo
     facts = facts_of(Pooling(own=False).eval(), inputs=vectors, token_mask=mask)
     assert facts.attends == [1]
     with pytest.raises(
-        NotRecognisedError, match=r"tokens are pooled before it by attention .*\(test_vectors.py, line "
+        NotRecognisedError,
+        match=r"tokens are pooled before it \(test_vectors.py, line .*\), by attention whose .*, line ",
     ):
         facts_of(Pooling(own=True).eval(), inputs=vectors, token_mask=mask)

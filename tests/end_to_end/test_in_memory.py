@@ -204,7 +204,7 @@ def test_text_in_results_is_escaped(model):
         ({"texts": [3]}, r"^texts: expected texts, because the model has a tokenizer, got token ids"),
         (
             {"texts": {"a": "b"}},
-            r"^texts: expected a str, a pair \(tuple\) of two str, token ids, or a list of these, got dict$",
+            r"^texts: expected a str, a pair \(a tuple of two str\), token ids, or a list of these, got dict$",
         ),
         ({"texts": 7}, r"^texts: expected a str, .*, got 7$"),
         ({"model": "nowhere/none"}, r"^model=nowhere/none: "),

@@ -178,5 +178,5 @@ def test_results_of_texts_are_compared(model, tmp_path):
         found.save(tmp_path / str(place))
         assert repr(normscope.read(tmp_path / str(place))) == repr(found)
         assert sentence[:20] in normscope.page(found)
-    with pytest.raises(InputError, match="results: expected at least one with metrics or token maps, got none"):
+    with pytest.raises(InputError, match="results: expected at least one Result with metrics or token maps, got none"):
         normscope.compare([normscope.Result(), normscope.Result()])

@@ -73,7 +73,7 @@ def test_pages_of_odd_names_are_written(result, tmp_path):
 @pytest.mark.parametrize("given", ["abc", b"abc", None, 3, [], {}, [1], [None], range(10**12), {"a": 1}])
 def test_results_of_another_type_are_refused_at_once(given):
     for view in (normscope.page, normscope.compare):
-        with pytest.raises(InputError, match=r"^results: expected what normscope\.run or normscope\.read returned"):
+        with pytest.raises(InputError, match=r"^results: expected a normscope\.Result"):
             view(given)
 
 

@@ -79,7 +79,7 @@ def test_differences_are_drawn_on_a_signed_scale_and_can_be_saved(tmp_path):
     result = differences_of_maps([Result(maps=[made(BEFORE, 0)]), Result(maps=[made(LATER, 1)])], ["one", "other"])
     figure = result.maps[0].figure()
     assert figure.largest == max(np.abs(values[1]).max() for values in result.maps[0].maps.values())
-    assert figure.caption.startswith("other minus one: shares of what each token (row) receives")
+    assert figure.caption.startswith("other minus one: share of what each token (row) receives")
     assert payload(result.maps)["sentences"][0]["is_difference"]
     result.save(tmp_path)
     (read,) = normscope.read(tmp_path).maps

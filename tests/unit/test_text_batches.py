@@ -78,7 +78,7 @@ def test_lists_may_mix_texts_and_pairs(model):
 )
 def test_other_types_are_refused(model, texts, got):
     """Wrong calls of every function are in test_wrong_calls.py; here is what the message says of them."""
-    expected = rf"expected a str, a pair \(tuple\) of two str, a conversation .*, or .* BatchEncoding; got {got}$"
+    expected = rf"expected a str, a pair \(a tuple of two str\), a conversation .*, or .* BatchEncoding; got {got}$"
     with pytest.raises(InputError, match=expected):
         batch_from_texts(model, texts)
 

@@ -51,7 +51,7 @@ def attention(
     reduce: Choice[HeadReduction] | None = None,
     top: int | None = None,
 ) -> Result:
-    """How much chosen tokens or regions of a text receive from others through attention, at any length.
+    """Measure how much tokens or regions of a text receive from others through attention, at any length.
 
     The model runs torch's fused attention. Its log-normalisers give α a few rows or one tile at a time: α_ij = exp(s_ij − ℓ_i).
     So this takes memory for the result and one tile, and not for all pairs, as `output_attentions=True` does.

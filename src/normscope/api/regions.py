@@ -242,7 +242,7 @@ def _sentences(argument: str, read: Read) -> list[tuple[str, list[int]]]:
     elif isinstance(text, str | tuple):
         texts = text if isinstance(text, tuple) else (text,)
     else:
-        _refuse(argument, "sentences", "a text whose characters are known")
+        _refuse(argument, "sentences", "a text given as characters, not as token ids")
     places = _places_in_text(argument, read)
     found = []
     for number, part in enumerate(texts):
@@ -250,7 +250,7 @@ def _sentences(argument: str, read: Read) -> list[tuple[str, list[int]]]:
         owners = owners_of([place[1:] if place and place[0] == number else None for place in places], spans)
         found += [(printable(part[slice(*span)], _LONGEST_NAME), _where(owners, at)) for at, span in enumerate(spans)]
     found = [(name, tokens) for name, tokens in found if tokens]
-    return found or _refuse(argument, "sentences", "a text with a sentence")
+    return found or _refuse(argument, "sentences", "a text with at least one sentence")
 
 
 def _of_conversation(argument: str, kind: str, read: Read) -> list[tuple[str, list[int]]]:

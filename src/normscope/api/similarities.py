@@ -111,7 +111,7 @@ class _Similarity(NamedTuple):
         return f"{begun(self.what)} {number(self.value)}: {parts}. The pairs that add most: {pairs}."
 
 
-Prompts = TypeAliasType("Prompts", Annotated[str | tuple[str, str], Expected("a str or a pair (tuple) of two str")])
+Prompts = TypeAliasType("Prompts", Annotated[str | tuple[str, str], Expected("a str or a pair (a tuple of two str)")])
 """A prompt, or one for each side."""
 
 

@@ -36,7 +36,7 @@ from normscope.rounding import number
 @checked
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """The logit of a class, from a text classifier; of a regression, its value."""
+    """The logit of a class from a text classifier, or the value of a regression model."""
 
     label: str | int | None = None
     """The class's name or number; the most likely one by default."""
@@ -107,7 +107,7 @@ Targets = TypeAliasType(
 Against = TypeAliasType(
     "Against",
     Annotated[
-        str | int | list[int] | tuple[str, str], Expected("a class, a token, an answer or a pair (tuple) of two str")
+        str | int | list[int] | tuple[str, str], Expected("a class, a token, an answer or a pair (a tuple of two str)")
     ],
 )
 """The name or number of a class or of a token, an answer (a text or token ids), or a pair of texts."""

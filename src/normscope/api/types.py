@@ -25,13 +25,13 @@ Module = TypeAliasType("Module", Annotated[nn.Module, Instance("a torch.nn.Modul
 """A model in memory."""
 
 Tokenizer = TypeAliasType("Tokenizer", Annotated[PreTrainedTokenizerBase, Instance("a transformers tokenizer")])
-"""A tokenizer of transformers."""
+"""A transformers tokenizer."""
 
 Text = TypeAliasType(
     "Text",
     Annotated[
         str | tuple[str, str] | list[int] | list[dict[str, str]] | Tensor | np.ndarray,
-        Instance("a str, a pair (tuple) of two str, a conversation (a list of dicts) or token ids", _KINDS),
+        Instance("a str, a pair (a tuple of two str), a conversation (a list of dicts) or token ids", _KINDS),
     ],
 )
 """A text, a pair of texts, a conversation (messages with `role` and `content`), or token ids: a list, an array or a tensor."""
@@ -43,12 +43,16 @@ ManyTexts = TypeAliasType(
     "ManyTexts",
     Annotated[
         Text | Iterable[Text],
-        Instance("a str, a pair (tuple) of two str, token ids, or a list of these", (Iterable,), (bytes, Mapping)),
+        Instance("a str, a pair (a tuple of two str), token ids, or a list of these", (Iterable,), (bytes, Mapping)),
     ],
 )
-"""A text, or any number of texts, which are read once."""
+"""A text, or any iterable of texts, which is read once."""
 
 Spans = TypeAliasType(
-    "Spans", Annotated[Mapping[str, tuple[int, int]], Expected("a dict of pairs (tuples) of whole numbers by name")]
+    "Spans",
+    Annotated[
+        Mapping[str, tuple[int, int]],
+        Expected("a dict with names as keys and tuples (start, end) of whole numbers as values"),
+    ],
 )
-"""Parts of a text by name, each from its first character up to the one after its last."""
+"""Parts of a text by name, each as the numbers of its first character and of the first one after it."""

@@ -159,7 +159,7 @@ class _OneOf:
 
 
 Several = TypeAliasType("Several", Annotated[Iterable[Item], _Listed()], type_params=(Item,))
-"""Items in a list, an array or whatever can be iterated over, which is done once. A text by itself is a list of one."""
+"""A list, an array or any other iterable of items, which is read once. A single str counts as a list of one."""
 
 Choice = TypeAliasType("Choice", Annotated[Member | str, _OneOf()], type_params=(Member,))
 """A member of an enum, or its value."""

@@ -239,7 +239,7 @@ class BlockRecogniser(HeldFixed):
             return result
         if self._pooled:
             raise self._refusal(
-                f"tokens are pooled before it by attention whose queries are no tokens' ({self._pooled})"
+                f"tokens are pooled before it ({self._pooled}), by attention whose queries do not come from tokens"
             )
         trail = Trail(self._layer(), place, attention, attention.query)
         self._blocks.begin(trail)

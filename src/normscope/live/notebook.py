@@ -29,7 +29,7 @@ _HEIGHT = 900
 
 @checked
 def explore(model: Model, text: Any = None, *, port: int = 0, tokens: int = 64) -> "LivePage":
-    """The live page of a model: type a text, change a word, and see what changes. Notebooks show it in a frame.
+    """Open the live page of a model: type a text, change a word, and see what changes. Notebooks show it in a frame.
 
     A background thread serves the page until you close it or Python exits: only to this machine, and only to those who have the
     token in its address. One call at a time uses the model: while the page computes, your own call is refused, and

@@ -31,7 +31,7 @@ from normscope.results.result import Result
 from normscope.results.run_files import RESULTS, Status
 from normscope.untrusted.writing import write_file, write_named
 
-_ONE = "what normscope.run or normscope.read returned"
+_ONE = "a normscope.Result"
 
 Results = TypeAliasType(
     "Results",
@@ -40,15 +40,15 @@ Results = TypeAliasType(
         Expected(f"{_ONE}, or a list of these"),
     ],
 )
-"""A result, or several."""
+"""A `Result`, or several."""
 
 
 @checked
 def page(results: Results, path: str | Path | None = None) -> str:
-    """The page of one run, which reports its results, or of several, which compares them. It needs no other file.
+    """Make an HTML page: the report of one run, or the comparison of several. It needs no other file.
 
     Args:
-        results: What `run` or `read` returned; differences are measured from the first of several.
+        results: A `Result`, or several; differences are measured from the first of several.
         path: A file to write the page to as well.
 
     Returns:
@@ -73,16 +73,17 @@ def page(results: Results, path: str | Path | None = None) -> str:
 
 @checked
 def compare(results: Results) -> Result:
-    """What distinguishes results: which differences are detectable, and how large they are.
+    """Compare results: which differences are detectable, and how large they are.
 
     Args:
-        results: Of runs, or of a function of single texts (two texts, a text before and after a change, one text in two
-            models, two answers); differences are measured from the first.
+        results: Results of runs, or of a function of single texts: for two texts, for instance, a text before and after a
+            change, one text in two models, or two answers. Differences are measured from the first.
 
     Returns:
-        A result: `.sentences` is the verdict, `.table` has one row per metric and one column per result, and other tables every
-        value by layer and what tests say. `page(results)` shows more of several results than the page of this one. Where
-        results have token maps, `.maps` holds the differences between those of the same texts, or of texts that share tokens.
+        A result: `.sentences` is the verdict, `.table` has one row per metric and one column per result, and other tables have
+        every value by layer and the outcomes of significance tests. `page(results)` shows more than the page of this result.
+        Where results have token maps, `.maps` holds the differences between maps of the same text, or of texts that share
+        tokens.
 
     Examples:
         >>> import normscope
@@ -139,7 +140,7 @@ def _drawn(what: object) -> Iterator[None]:
 def _comparison(results: Sequence[Result]) -> RunComparison:
     """The comparison of results, whose runs are called by their places."""
     if not any(result.metrics or result.maps for result in results):
-        raise InputError("results: expected at least one with metrics or token maps, got none")
+        raise InputError("results: expected at least one Result with metrics or token maps, got none")
     return compared({Path(str(number)): result for number, result in enumerate(results)}, [])
 
 

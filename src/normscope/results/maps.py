@@ -93,7 +93,7 @@ class TokenMap:
     unit: str = "token"
     """What the queries and keys are: `token` or `word`."""
     is_difference: bool = False
-    """Whether values are differences from another map; those of measures without a sign are differences of shares of a row."""
+    """Whether values are differences from another map; for measures that cannot be negative, between shares of a row."""
 
     @property
     def heads(self) -> int:
@@ -148,8 +148,8 @@ class TokenMap:
         if unsigned:
             return WordMaps(shown, "measure", titles, f"{what}; darker is more.")
         if self.is_difference:
-            what = f"{self.title}: shares of what each {self.unit} (row) receives from each (column) {where}"
-        caption, largest = f"{what}: orange is above 0, purple below.", float(table["value"].abs().max()) or 1.0
+            what = f"{self.title}: share of what each {self.unit} (row) receives from each {self.unit} (column) {where}"
+        caption, largest = f"{what}; orange is above 0, purple below.", float(table["value"].abs().max()) or 1.0
         return WordMaps(shown, "measure", titles, caption, largest=largest)
 
     def pairs(self) -> pd.DataFrame:

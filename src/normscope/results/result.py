@@ -34,7 +34,7 @@ from normscope.untrusted.writing import new_file, write_file
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """The results of a run, or the part of one of its analyses.
+    """The results of a run, or of one of its analyses.
 
     An analysis names its tables, metrics, curves and figures without a prefix. In the results of a run, names start with the
     name of the analysis: `mixing_by_layer`, `mixing/attnresln_n/mean`.

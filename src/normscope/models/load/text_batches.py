@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("normscope")
 
 TEXTS = (
-    "a str, a pair (tuple) of two str, a conversation (a list of dicts with role and content), token ids, a list of "
+    "a str, a pair (a tuple of two str), a conversation (a list of dicts with role and content), token ids, a list of "
     "these, or a tokenizer's BatchEncoding"
 )
 """What texts may be, in words."""

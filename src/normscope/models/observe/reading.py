@@ -323,7 +323,7 @@ def refusal_explained(name: str, advice: str = "") -> Iterator[None]:
         yield
     except NotRecognisedError as error:
         advice = advice or (
-            "set model.name to another model (the documentation's list of models says what can be observed of which)"
+            "set model.name to another model (the list of models in the documentation says what can be observed in each)"
         )
         raise InputError(f"model: {name} is refused because {error}; {advice}") from error
 
