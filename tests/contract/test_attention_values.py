@@ -333,6 +333,7 @@ def test_maps_and_words_follow_from_the_values(saved_model, measure):
         ({"keys": [6]}, "keys: expected tokens from 0 to 5, or from −6 to −1, got 6"),
         ({"keys": (0, 99)}, "keys: expected '0:99' to lie between 0 and 13, got 0 to 99"),
         ({"keys": []}, "keys: expected at least one token or region, got none"),
+        ({"keys": {}}, "keys: expected at least one token or region, got none"),
         (
             {"keys": "verbs"},
             "keys='verbs': expected one of last, tokens, words, sentences, texts, messages, prompt, answer, images",

@@ -153,7 +153,8 @@ def test_effects_in_a_classifier_and_of_words(tokenizer):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"by": "neuron"}, "by='neuron': expected some of layer, head, token"),
+        ({"by": "neuron"}, "by: expected some of layer, head, token, got 'neuron'"),
+        ({"by": []}, "by: expected some of layer, head, token, got an empty list"),
         ({"by": []}, "expected some of layer, head, token"),
         ({"by": "head"}, "by: expected `layer` among them"),
     ],

@@ -67,7 +67,8 @@ def attribute(
             query and the document of a cross-encoder, and the target a class, another pair (tuple), such as the query with
             another document: its logit for the class is subtracted, so that scores say why one document ranks above the other.
         spans: Parts of the text by name, each as the numbers of its first character and of the first one after it; for a text
-            of token ids, numbers of tokens. A token belongs to the span that its first character other than a space lies in.
+            of token ids, numbers of tokens: `{"cause": (0, 26), "effect": (28, 69)}`. Or `"sentences"`, which are numbered from
+            1. A token belongs to the span that its first character other than a space lies in.
             Those of a conversation are its roles, and `template`; those of a pair are its texts. See the table `spans`.
         by: Also find what the parts of the model add, by `layer`, `head` and `token` or some of them: the table `effects`. The
             tokens of a head are those whose values it reads; those of a network are the ones whose vectors it changes.
@@ -262,7 +263,8 @@ def _columns(by: Iterable[str] | None, *, direct: bool) -> tuple[str, ...] | Non
         return None
     names = list(by)
     if not names or any(name not in _BY for name in names):
-        raise InputError(f"by={', '.join(names)[:80]!r}: expected some of {', '.join(_BY)}")
+        got = f"{', '.join(names)[:80]!r}" if names else "an empty list"
+        raise InputError(f"by: expected some of {', '.join(_BY)}, got {got}")
     if not direct and "layer" not in names:
         raise InputError(
             "by: expected `layer` among them, because total effects of different layers do not add up; add it, or set "

@@ -36,7 +36,7 @@ OTHER_PAIR = "first text of the other", "second text of the other"
 
 
 def spans_of(
-    model: LoadedModel, text: object, batch: Batch, spans: Mapping[str, tuple[int, int]] | None
+    model: LoadedModel, text: object, batch: Batch, spans: Mapping[str, tuple[int, int]] | str | None
 ) -> Partition | None:
     """The spans of a text: what was asked for, a conversation's roles, or the texts of a pair; and the rest, last.
 
@@ -60,14 +60,21 @@ def spans_of(
         return None if texts is None else _named_by_token(texts)
     if not (isinstance(text, str) or is_ids(text)):
         raise InputError(f"spans: expected a single text, or a list of token ids, got {describe_type(text)}")
+    if not isinstance(spans, str):
+        _check_spans(spans)
+    tokens = dataclasses.replace(batch, units=None).unit_texts(model.tokenizer)
+    regions = regions_of("spans", spans, Read(model, text, batch, tokens, ()))
+    # Sentences may repeat, and spans have one name each.
+    names = [f"{n}. {name}" for n, name in enumerate(regions.names, 1)] if isinstance(spans, str) else regions.names
+    return _named_by_token([REST if owner < 0 else names[owner] for owner in regions.of_token[0].tolist()])
+
+
+def _check_spans(spans: Mapping[str, tuple[int, int]]) -> None:
     if REST in spans:
         raise InputError(f"spans: {REST!r} is the name for tokens outside all spans; choose another")
     for name, span in spans.items():
         if not _is_span(span):
             raise InputError(f"spans: expected (start, end) for {name!r}, got {str(span)[:80]}")
-    tokens = dataclasses.replace(batch, units=None).unit_texts(model.tokenizer)
-    regions = regions_of("spans", spans, Read(model, text, batch, tokens, ()))
-    return _named_by_token([REST if owner < 0 else regions.names[owner] for owner in regions.of_token[0].tolist()])
 
 
 def _named_by_token(owners: Sequence[str]) -> Partition:
@@ -153,7 +160,7 @@ def regions_of(argument: str, asked: object, read: Read) -> Partition:
 
 def _named(argument: str, asked: object) -> Iterable[tuple[str | None, Any]]:
     """The requested items one by one, with their names if they have any."""
-    if isinstance(asked, Mapping):
+    if isinstance(asked, Mapping) and asked:
         return [(str(name), each) for name, each in asked.items()]
     asked = asked.tolist() if isinstance(asked, Tensor | np.ndarray) else asked
     if isinstance(asked, str | slice) or not isinstance(asked, Iterable) or _is_span(asked):

@@ -1,7 +1,7 @@
 """The names of types in the signatures of the Python interface, with `Several` and `Choice` of `normscope.config.calls`."""
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from torch import Tensor, nn
@@ -51,8 +51,8 @@ ManyTexts = TypeAliasType(
 Spans = TypeAliasType(
     "Spans",
     Annotated[
-        Mapping[str, tuple[int, int]],
-        Expected("a dict with names as keys and tuples (start, end) of whole numbers as values"),
+        Mapping[str, tuple[int, int]] | Literal["sentences"],
+        Expected("'sentences', or a dict with names as keys and tuples (start, end) of whole numbers as values"),
     ],
 )
-"""Parts of a text by name, each as the numbers of its first character and of the first one after it."""
+"""Parts of a text: its sentences, or each by name as the numbers of its first character and of the first one after it."""

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pandas as pd
 
-from normscope.errors import InputError, one_line
+from normscope.errors import InputError, one_line, printable
 from normscope.results.figures import WordMaps
 from normscope.results.run_tables import metadata
 from normscope.results.table_files import parquet_metadata, write_parquet
@@ -62,9 +62,13 @@ class DependencyTree:
     """Dependent, head and relation, without the arcs of the root and those inside words that share their tokens."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TokenMap:
-    """What each token or word of a text takes from every other, by measure, layer and head, in float32 or float64."""
+    """What each token or word of a text takes from every other, by measure, layer and head, in float32 or float64.
+
+    `maps` and `head_maps` hold arrays, whose layers count from 0: `maps["attn_w"][layers.index(3)]` is layer 3. `pairs` has
+    the same values as a table, with the numbers of layers as everywhere else.
+    """
 
     title: str
     """The text, as shown in the menu."""
@@ -118,7 +122,9 @@ class TokenMap:
         return not TARGET_MEASURES.keys().isdisjoint(self.maps)
 
     def figure(self, layer: int | None = None) -> WordMaps:
-        """The maps of one layer side by side, without those of single heads; signed ones only if there are no others.
+        """Describe the maps of one layer side by side, without single heads; signed ones only if there are no others.
+
+        This is what a figure shows; `Result.figure(layer=3)` draws it.
 
         Args:
             layer: The number of the layer; the last one by default.
@@ -147,10 +153,18 @@ class TokenMap:
         shown = table.assign(frame="none")
         if unsigned:
             return WordMaps(shown, "measure", titles, f"{what}; darker is more.")
-        if self.is_difference:
+        if self.of_targets:
+            what = f"{self.title}: what each {self.unit} (column) adds to each target (row)"
+        elif self.is_difference:
             what = f"{self.title}: share of what each {self.unit} (row) receives from each {self.unit} (column) {where}"
         caption, largest = f"{what}; orange is above 0, purple below.", float(table["value"].abs().max()) or 1.0
         return WordMaps(shown, "measure", titles, caption, largest=largest)
+
+    def __repr__(self) -> str:
+        layers = ", ".join(map(str, self.layers))
+        heads = f", {self.heads} heads" if self.heads else ""
+        shape = f"{len(self.queries)} × {len(self.keys)}, layers {layers}{heads}: {', '.join(self.maps)}"
+        return f"TokenMap({printable(repr(self.title), 60)}, {shape})"
 
     def pairs(self) -> pd.DataFrame:
         """One row per layer, head (0: the block) and pair of tokens, one column per measure."""
