@@ -2,7 +2,7 @@
 
 import normscope
 
-FORMULAS = ("composition", "mixing", "shares", "norms", "words", "normalisation", "attention", "scores", "outliers")
+FORMULAS = ("composition", "mixing", "shares", "norms", "partition", "normalisation", "attention", "scores", "outliers")
 
 
 TYPES = (
