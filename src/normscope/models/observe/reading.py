@@ -273,9 +273,7 @@ def facts_of_config(config: PretrainedConfig, stack: StackName | None = None) ->
 
 def _described(config: PretrainedConfig) -> str:
     """A config as text without the name of the checkpoint, which says nothing of the model."""
-    described = json.loads(config.to_json_string(use_diff=False))
-    described.pop("_name_or_path", None)
-    return json.dumps(described)
+    return json.dumps({key: value for key, value in config.to_dict().items() if key != "_name_or_path"}, default=str)
 
 
 def observed_stack(config: PretrainedConfig, stack: StackName | None) -> StackName | None:
