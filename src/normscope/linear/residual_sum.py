@@ -87,6 +87,14 @@ class Addition(NamedTuple):
         """
         return all(each.value.comes_from(reached) for each in self.trail.attention)
 
+    def value_functions(self, reached: Made) -> frozenset[str]:
+        """The functions that make values from what is carried, in self-attention.
+
+        Args:
+            reached: What the queries are made from.
+        """
+        return frozenset().union(*(each.value.functions_since(reached) for each in self.trail.attention))
+
     def require_block(self, reached: Made) -> None:
         """Check that what ends here is a block: each value is made of one token's vector, or of another text.
 
