@@ -57,6 +57,7 @@ REFUSED: Mapping[str, Collection[str]] = {
     "xlnet": ("",),
     "zamba": ("",),
     "zamba2": ("",),
+    "zaya": ("",),
 }
 """Stacks that are read from a config, but whose model, with weights, is refused at load or not proved. A slow test proves all
 others on tiny models."""
@@ -71,6 +72,7 @@ _REASONS = {
     "xlnet": "its own code does not run in float64, in which the proof is made",
     "zamba": _UNPROVED,
     "zamba2": _UNPROVED,
+    "zaya": "half of each head's values are made of the vector of the token before",
     "falcon_h1": "a mixer and a network both add to the stream besides attention; the proof accepts one such branch",
 }
 """Why the proof refuses some of them."""

@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from normscope.linear.axes import Axes
 from normscope.linear.computed import record
+from normscope.linear.known import KnownTensors, wholes
 from normscope.linear.provenance import Made, begin, keep, keep_result, made_of, noted, writes
 from normscope.linear.refusals import NotRecognisedError, refusal, running_line
 from normscope.linear.residual_sum import Addition
@@ -46,6 +47,7 @@ from normscope.linear.rules import (
     Step,
     kind_of,
     leave_modes,
+    name_of,
     names,
     opened,
     stack_of,
@@ -135,7 +137,8 @@ class BlockRecogniser(HeldFixed):
         self._proves, self._projects, self.masks_on_host = proves, projects, masks_on_host
         self._blocks = OpenBlocks(visit, positions)
         self._attention = WeightedValues(self._split, self._refusal, untouched=untouched)
-        self._is_split = self._rests = False
+        self._known = KnownTensors(model, self._refusal, proves=proves)
+        self._is_split = self._rests = self._has_begun = False
         self._pooled = ""
         """The line of the model's code that pools tokens, as a head after the last block may."""
         self.is_routed = False
@@ -159,6 +162,11 @@ class BlockRecogniser(HeldFixed):
         if not self._blocks.count:
             raise NotRecognisedError("no softmax attention was found")
 
+    @property
+    def unused(self) -> list[str]:
+        """The lines of softmaxes of scores that have multiplied nothing."""
+        return self._attention.unused
+
     def rest(self) -> None:
         """Let the model run on by itself: nothing more is needed of it."""
         self._rests = True
@@ -166,29 +174,38 @@ class BlockRecogniser(HeldFixed):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._rests:
             return function(*args, **(kwargs or {}))
-        call = Call(getattr(function, "__name__", ""), function, args, kwargs or {})
+        call = Call(name_of(function), function, args, kwargs or {})
         if self._layers is not None and not self._is_split and call.name not in COMPOSED:
             self._layers.count(call.name)
         if call.name in NEW:
-            return super().__torch_function__(function, types, args, kwargs)
+            return self._known.note_new(call, super().__torch_function__(function, types, args, kwargs))
         if call.name == "__get__" and not isinstance(attribute := function(*args), Tensor):
             return attribute
         if _looks_up(call):
+            self._has_begun = True
             return begin(function(*args, **call.kwargs))
         if call.name in COMPOSED:
             with self.again():
                 return opened(function)(*args, **call.kwargs)
         given = tensors_in(args) + tensors_in(call.kwargs)
-        made = noted(call, given[:1] if call.name in _LIKE else given)
+        read = given[:1] if call.name in _LIKE else given
+        made = noted(call, read)
         if made is None:
-            return function(*args, **call.kwargs)
-        if call.name == "dropout" and _drops(call):
-            raise self._refusal("dropout is active; call model.eval() first")
+            return self._known.note_plain(call, read, function(*args, **call.kwargs))
+        self._require(call, read, made)
         try:
             return self._noted(call, given, made)
         except (RuntimeError, TypeError, ValueError, IndexError):
             function(*args, **call.kwargs)  # a model's own mistake is raised as the model's
             raise
+
+    def _require(self, call: Call, read: Sequence[Tensor], made: Made) -> None:
+        """Check that a function of the tokens' vectors can be followed."""
+        if call.name == "dropout" and _drops(call):
+            raise self._refusal("dropout is active; call model.eval() first")
+        if "attention" in call.name and call.name != "scaled_dot_product_attention":
+            raise self._refusal(f"{call.name} computes it in a way that is not known")
+        self._known.require(call, read, made)
 
     def _noted(self, call: Call, given: Sequence[Tensor], made: Made) -> Any:
         """The result of a function of tensors that depend on the tokens: in a block, where one begins, or outside."""
@@ -208,13 +225,14 @@ class BlockRecogniser(HeldFixed):
         keep_result(call, made, result)
         if writes(call) and (result is None or not follows or result is call.args[0]):
             changed = call.args[0]
-            keep(made, [changed] if changed._base is None else [changed, changed._base])
+            keep(made, [changed, *wholes(changed)])
         if self._projects:
             record(call, given, made, result, changes=writes(call))
         if isinstance(result, Tensor):
             if follows and self._layers is not None:
                 self._layers.note(call, result)
             self._attention.note(call, given, made, result, running_line)
+            self._known.note(call, result)
         return result
 
     # 1: weights times values.
@@ -293,6 +311,7 @@ class BlockRecogniser(HeldFixed):
         result = self.done(step) if isinstance(step, Step) else step[0]
         results = [*tensors_in(result)]
         keep_result(call, made, results)
+        self._known.note(call, result)
         if self._projects:
             record(call, given, made, result, changes=writes(call))
         for each in results:
@@ -342,6 +361,8 @@ class BlockRecogniser(HeldFixed):
         call, trail = addition.call, addition.trail
         self._blocks.require_no_other(trail)
         trail.is_self = addition.is_self(ancestor)
+        if trail.is_self:
+            trail.value_functions = addition.value_functions(ancestor)
         addition.require_block(ancestor)
         trail.axes = self._axes or addition.axes(self._texts)
         if self._proves and trail.is_self:
@@ -369,7 +390,10 @@ class BlockRecogniser(HeldFixed):
 
     def begin_layer(self, number: int, vectors: Tensor) -> None:
         """A module begins that may be a layer; see `LayerCalls.begin`."""
-        if made_of(vectors) is None:  # of an image or a recording, no table has been looked up
+        if made_of(vectors) is None and not self._rests:  # of an image or a recording, no table has been looked up
+            if self._has_begun and not self._known.has(vectors):
+                raise self._refusal("what enters its layer was made where no function mode sees it")
+            self._has_begun = True
             begin(vectors)
         if self._layers is not None:
             self._layers.enter(number, vectors)

@@ -5,11 +5,24 @@ keeps nothing of a pass in memory.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from normscope.linear.rules import CASTS, DIVISIONS, INTO, MOVES, PRODUCTS, SUMS, TIMES, Call, names, tensors_in
+from normscope.linear.rules import (
+    CASTS,
+    CLIPPED,
+    DIVISIONS,
+    INTO,
+    MOVES,
+    PRODUCTS,
+    SUMS,
+    TIMES,
+    Call,
+    names,
+    tensors_in,
+)
 
 SAME = MOVES | CASTS | {"detach"}
 """Functions after which a tensor holds the same vectors."""
@@ -39,6 +52,17 @@ _JOINED = names("cat concat concatenate")
 """Functions that may move tokens, unless they put tensors beside each other along the last axis, or pieces into order again."""
 
 _SPLIT = names("split chunk tensor_split")
+
+_APART = (
+    CASTS
+    | CLIPPED
+    | DIVISIONS
+    | SUMS
+    | TIMES
+    | names("view reshape flatten unflatten transpose permute unsqueeze squeeze expand contiguous clone detach")
+    | names("where masked_fill masked_fill_ neg relu gelu silu tanh sigmoid")
+)
+"""Functions that keep tokens apart whatever they are given: of elements, and of shapes."""
 
 _INDICES = (torch.int64, torch.int32)
 
@@ -111,6 +135,11 @@ class Made:
         """
         return any(each is wanted for each in ancestors(self, lambda made: made is not before))
 
+    def functions_since(self, wanted: "Made") -> frozenset[str]:
+        """The functions that make these vectors from multiples of others, without those that keep tokens apart anyway."""
+        between = ancestors(self, lambda made: made.unscaled() is not wanted)
+        return frozenset(each.function for each in between if each.unscaled() is not wanted) - _APART
+
     def reads_other_tokens(self, wanted: "Made", *, chosen: bool = True) -> bool:
         """Whether, on some way from other vectors to these, a function brings other tokens in.
 
@@ -163,9 +192,17 @@ def begin(tensor: Tensor, function: str = "tokens") -> Tensor:
 
 def begin_vectors(inputs: Mapping[str, object]) -> None:
     """Note which inputs of a model hold the tokens' vectors: those of shape (text, token, dimension)."""
+    known([*inputs.values()])
     for each in inputs.values():
         if isinstance(each, Tensor) and each.is_floating_point() and each.ndim == 3:
             begin(each)
+
+
+def known(values: Any) -> Any:
+    """The same tensors, noted as independent of the tokens."""
+    for each in (values,) if isinstance(values, Tensor) else tensors_in(values):
+        each._is_known = True  # type: ignore[attr-defined]
+    return values
 
 
 def noted(call: Call, given: Sequence[Tensor]) -> Made | None:
@@ -248,4 +285,4 @@ def keep_result(call: Call, made: Made, result: object) -> None:
 
 def writes(call: Call) -> bool:
     """Whether a function writes into its first argument."""
-    return call.name in _IN_PLACE or call.in_place
+    return (call.name in _IN_PLACE or call.in_place) and bool(call.args)

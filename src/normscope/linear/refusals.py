@@ -14,6 +14,10 @@ class NotRecognisedError(InputError):
     """A model has attention whose block cannot be measured exactly."""
 
 
+TWO_BLOCKS = "its layer has two blocks of attention to the same tokens, and so no single number"
+"""Why a layer cannot be measured."""
+
+
 def refusal(why: str, layer: int | None, place: str) -> NotRecognisedError:
     """The error for attention whose block cannot be measured, with its layer and the line of the model's code."""
     where = "attention" if layer is None else f"the attention of layer {layer}"

@@ -92,6 +92,14 @@ class Addition(NamedTuple):
         """
         return all(each.value.comes_from(ancestor) for each in self.trail.attention)
 
+    def value_functions(self, ancestor: Made) -> frozenset[str]:
+        """The functions that make values from what is carried, in self-attention.
+
+        Args:
+            ancestor: What the queries and the residual connection come from.
+        """
+        return frozenset().union(*(each.value.functions_since(ancestor) for each in self.trail.attention))
+
     def require_block(self, ancestor: Made) -> None:
         """Check that what ends here is a block: each value is made of one token's vector, or of another text.
 

@@ -73,9 +73,15 @@ NEW = names(
     "zeros_like empty_like ones_like full_like rand_like randn_like new_zeros new_ones new_empty new_full new_tensor size dim "
     "numel stride is_contiguous data_ptr is_floating_point empty"
 )
-_EMPTY = names("empty new_empty empty_like")
+EMPTY = names("empty new_empty empty_like")
 _SLOPED = names("gelu silu relu relu6 mish hardswish leaky_relu tanh relu_ silu_ tanh_")
 CLIPPED = names("clamp clip clamp_ clip_ hardtanh")
+
+
+def name_of(function: Any) -> str:
+    """The name of a function. An overload of an operator, `add.Tensor` for example, has that of the operator."""
+    name: str = getattr(function, "__name__", "")
+    return name.partition(".")[0] if "." in name else name
 
 
 def kind_of(value: object) -> Kind | None:
@@ -489,11 +495,11 @@ class HeldFixed(TorchFunctionMode):
         return own(*args, **kwargs)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = dict(kwargs or {}), getattr(function, "__name__", "")
+        kwargs, name = dict(kwargs or {}), name_of(function)
         if name in NEW:
             made = function(*args, **kwargs)
             # What is never written must not be infinite.
-            return made.zero_() if name in _EMPTY else made
+            return made.zero_() if name in EMPTY else made
         if name in COMPOSED:
             with self.again():
                 return opened(function)(*args, **kwargs)
@@ -1089,6 +1095,8 @@ def _into(mode: HeldFixed, call: Call) -> Any:
             return torch.vmap(put)(before.new_zeros(len(vectors), *before.shape, dtype=vectors.dtype), vectors)
 
         step = Step(lambda vectors, to: put(to, vectors), written, [before], stacked=stacked)
+    elif call.name == "copy_" and written[0].shape == base.shape and written[0].dtype is base.dtype:
+        step = Step(Tensor.clone, written)
     else:
         step = Step(put, [base, *written])
     if not in_place:

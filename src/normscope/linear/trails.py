@@ -66,6 +66,8 @@ class Trail:
         """What the outputs of these networks take from attention: zeros, by stack. Empty unless whole layers are followed."""
         self.is_self = False
         """Whether attention is to the same tokens."""
+        self.value_functions: frozenset[str] = frozenset()
+        """The functions that make values from what the residual connection carries, in self-attention."""
         self.in_layer = True
         """Whether a module runs the whole block, and so its layer."""
         self.is_joined = False

@@ -19,7 +19,11 @@ from normscope.maths.attention import AttentionCall, attention
 _OF_WEIGHTS = SAME | TIMES | names("masked_fill masked_fill_ nan_to_num where")
 """Functions after which attention weights are still attention weights."""
 
-_OF_SCORES = _OF_WEIGHTS | SUMS | DIVISIONS | BESIDE | names("softmax clamp clamp_ clip max maximum tanh")
+_SOFTMAX = names("softmax _softmax _safe_softmax")
+_EXPONENTIALS = names("exp exp_ exp2 exp2_ log_softmax _log_softmax")
+"""Functions of which a softmax may be made, whose weights are not recognised."""
+
+_OF_SCORES = _OF_WEIGHTS | _SOFTMAX | SUMS | DIVISIONS | BESIDE | names("clamp clamp_ clip max maximum tanh")
 """Functions after which scores are still scores, or weights that are computed from them."""
 
 
@@ -114,13 +118,18 @@ class WeightedValues:
         self._unused: dict[object, str] = {}
         """Softmaxes of scores that have not multiplied anything yet: the line of the model's code."""
 
+    @property
+    def unused(self) -> list[str]:
+        """The lines of softmaxes of scores that have multiplied nothing."""
+        return [*self._unused.values()]
+
     def end_pass(self) -> None:
         """Check that nothing is left over.
 
         Raises:
             NotRecognisedError: If a softmax of scores has multiplied nothing.
         """
-        for place in self._unused.values():
+        for place in self.unused:
             raise NotRecognisedError(
                 f"attention weights multiply no values as the softmax gave them, so their block cannot be measured ({place})"
             )
@@ -134,7 +143,9 @@ class WeightedValues:
             if scores is not None:
                 result._scores = _scores_after(scores, call, given, result)  # type: ignore[attr-defined]
         note_weights(call, given, result, made_of)
-        if call.name == "softmax" and made.is_of_scores:
+        if call.name in _EXPONENTIALS and made.is_of_scores:
+            self._unused[object()] = line()
+        if call.name in _SOFTMAX and (made.is_of_scores or _is_of_pairs(result)):
             self._unused[result._softmax] = line()  # type: ignore[attr-defined]
 
     def of(self, call: Call, given: Sequence[Tensor], made: Made) -> tuple[Attended | None, Tensor] | None:
@@ -297,7 +308,7 @@ OfTokens = Callable[[Tensor | None], object]
 
 def note_weights(call: Call, given: Sequence[Tensor], result: Tensor, of_tokens: OfTokens) -> None:
     """Note on what a function returns that it holds attention weights, as a softmax gave them."""
-    if call.name == "softmax":
+    if call.name in _SOFTMAX:
         result._softmax = object()  # type: ignore[attr-defined]
     elif call.name in _OF_WEIGHTS:
         weights = next((each for each in given if hasattr(each, "_softmax")), None)
@@ -323,6 +334,11 @@ def weighted(call: Call, given: Sequence[Tensor], of_tokens: OfTokens) -> Produc
     elif call.args[0] is not weights or value.ndim != weights.ndim or weights.shape[-1] != value.shape[-2]:
         return None
     return Product(call, weights, value)
+
+
+def _is_of_pairs(softmax: Tensor) -> bool:
+    """Whether a softmax has a number for each pair of tokens of each head, however it was made."""
+    return softmax.ndim == 4 and softmax.shape[-1] == softmax.shape[-2]
 
 
 def _changes_weights(call: Call, given: Sequence[Tensor], of_tokens: OfTokens) -> bool:

@@ -15,6 +15,7 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
+from normscope.linear.provenance import known
 from normscope.maths.attention import AttentionCall, attention
 from normscope.maths.masks import STRIP, Allowed, Mask, mask_of
 from normscope.models.stored.model_code import model_code
@@ -74,7 +75,7 @@ class MaskTensor(Tensor):
         shape = (batch, 1, queries, keys)
         made: MaskTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         made.rule = rule
-        return made
+        return known(made)
 
     @cached_property
     def elements(self) -> Tensor:
@@ -197,7 +198,8 @@ def _attention_function(
             output = attention(query, key, value, mask, scale, cap=softcap, sinks=s_aux).output
             return output.transpose(1, 2).contiguous(), None
     # The observer restores the model's own attention when it leaves, which alone knows caps and sinks.
-    assert not isinstance(attention_mask, MaskTensor)
+    if isinstance(attention_mask, MaskTensor):  # a thread does not know the observer
+        raise InputError(f"model: {type(module).__name__} attends in a thread of its own, which cannot be observed")
     assert softcap is None
     assert s_aux is None
     return sdpa_attention_forward(

@@ -7,6 +7,7 @@ token of every block; in runs, for some tokens of each text, in one layer of eac
 
 import enum
 import math
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -15,9 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from normscope.errors import InputError
+from normscope.linear.blocks import Block
 from normscope.maths.attention_weights import LARGE_SCORES
 from normscope.models.blocks.block import AttentionBlock
-from normscope.models.facts import ModelFacts
+from normscope.models.facts import ModelFacts, StackName
 from normscope.rounding import number
 
 BOUNDS: Mapping[torch.dtype, float] = {
@@ -61,6 +63,12 @@ class Difference(NamedTuple):
         return f"the {self.part} of layer {self.layer}"
 
 
+_PROVED: "weakref.WeakKeyDictionary[nn.Module, dict[tuple[StackName | None, int], frozenset[str]]]" = (
+    weakref.WeakKeyDictionary()
+)
+"""The functions that compute the values of each layer in the proof of a model."""
+
+
 class PartsCheck:
     """Compares passes, and knows whose turn it is.
 
@@ -74,11 +82,39 @@ class PartsCheck:
         self.name = str(getattr(config, "name_or_path", "") or type(model).__name__)
         self.dtype = next(each.dtype for each in model.parameters() if each.is_floating_point())
         self.bound, self.facts = BOUNDS[self.dtype], facts
+        self._model = model
+        self.functions: dict[int, frozenset[str]] = {}
+        """The functions that have computed the values of each layer so far."""
         self.only: Int[Tensor, " token"] | None = None
         """The tokens that `Check.SOME` compares, in all layers; it chooses some itself if this is None."""
         self.large: dict[int, bool] = {}
         """Whether some scores of each layer have been large, by layer."""
         self._passes = 0
+
+    def require_functions(self, block: Block) -> None:
+        """Check that values are computed by functions of which the proof has shown that they keep tokens apart.
+
+        Raises:
+            NotRecognisedError: If others compute them with these texts.
+        """
+        functions = block.trail.value_functions
+        self.functions[block.layer] = self.functions.get(block.layer, frozenset()) | functions
+        proved = _PROVED.get(self._model, {}).get((self.facts.stack, block.layer))
+        new = frozenset() if proved is None else functions - proved
+        if new:
+            raise block.trail.refusal(
+                f"its values are computed by {', '.join(sorted(new))}, as those of the proof's texts are not, so they may be "
+                "made of several tokens' vectors each"
+            )
+
+    def forget(self) -> None:
+        """Forget what has been proved."""
+        for at in [at for at in _PROVED.setdefault(self._model, {}) if at[0] == self.facts.stack]:
+            del _PROVED[self._model][at]
+
+    def prove(self) -> None:
+        """Note that the functions so far keep tokens apart."""
+        _PROVED[self._model].update({(self.facts.stack, layer): each for layer, each in self.functions.items()})
 
     def begin(self, check: Check, token_mask: Tensor) -> "PassCheck | None":
         """What compares the next pass; None if nothing is to be compared, or the device has no numbers."""

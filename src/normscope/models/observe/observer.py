@@ -23,6 +23,7 @@ from normscope.linear.blocks import Block, BlockRecogniser, without
 from normscope.linear.layer_calls import LayerCall, LayerCalls
 from normscope.linear.layers import FollowedLayer, NotFollowedError
 from normscope.linear.provenance import Made, begin, begin_vectors, made_of
+from normscope.linear.refusals import TWO_BLOCKS
 from normscope.linear.replaced_output import output_replaced
 from normscope.linear.trails import Trail
 from normscope.linear.whole_layers import WholeLayers
@@ -300,9 +301,12 @@ class Observer:
         first = 1 if running.after is None else running.after.layer + 1
         missing = {layer for layer in self.wanted if layer >= first} - running.shown
         if missing:
+            does = "this pass does not run it, or bends what carries on"
+            if running.unused:
+                does = f"its attention weights multiply no values as the softmax gave them ({running.unused[0]})"
             raise InputError(
                 f"the attention of {counted(len(missing), 'layer')} ({', '.join(map(str, sorted(missing)))}) cannot be "
-                "observed: this pass does not run it, or bends what carries on; pass a model whose modules are unchanged"
+                f"observed: {does}; pass a model whose modules are unchanged"
             )
         self.compared = [] if running.checked is None else running.checked.compared
         if running.checked is not None:
@@ -441,6 +445,11 @@ class _Pass:
         """The attention of a module that calls transformers' function."""
         return self._recogniser.attend(module, call)
 
+    @property
+    def unused(self) -> list[str]:
+        """The lines of softmaxes whose weights multiply no values."""
+        return self._recogniser.unused
+
     # Layers.
 
     def _enter(self, layer: int, vectors: Tensor) -> Tensor | None:
@@ -512,7 +521,10 @@ class _Pass:
             self._show_hidden(block.layer - 1, entered)
         if block.layer not in self._observer.wanted:
             return
+        if block.layer in self.shown:
+            raise block.trail.refusal(TWO_BLOCKS)
         with without(self._recogniser):  # our own computation is not a part of the model
+            self._observer.check.require_functions(block)
             large = None if self.checked is None else self.checked.known_large(block.layer)
             made = self._observer.block(block, self.token_mask, self.key_mask, large)
             if self.checked is not None:

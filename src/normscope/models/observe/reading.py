@@ -29,7 +29,7 @@ from normscope.linear.blocks import Block, BlockRecogniser
 from normscope.linear.layer_calls import LayerCalls, Places
 from normscope.linear.projections import Projections
 from normscope.linear.provenance import AFFINE, Made, ancestors, begin_vectors, made_of
-from normscope.linear.refusals import NotRecognisedError
+from normscope.linear.refusals import TWO_BLOCKS, NotRecognisedError
 from normscope.linear.rules import DIVISIONS, SUMS
 from normscope.maths.attention import AttentionCall
 from normscope.models.facts import TARGETS, BlockFacts, ModelFacts, StackName, token_mask_of
@@ -147,6 +147,8 @@ class _Reader:
         if self._stack in TARGETS and block.is_self is (self._stack == "cross"):
             return
         assert trail.written is not None
+        if block.layer in self._found:
+            raise trail.refusal(TWO_BLOCKS)
         self._width, self._axes = trail.written.width, trail.axes
         self._in_modules = self._in_modules and trail.in_layer
         self._sums[block.layer] = trail.made

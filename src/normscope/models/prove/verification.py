@@ -4,7 +4,7 @@ Two probe batches with other lengths, ids and padding pass through the untouched
 through the observed one. Every layer is given what it reads in the untouched model. Compared are what W_O writes, what leaves
 each layer and what the model returns; and the parts of every block, and of every whole layer if an analysis needs those, are
 added up. On its way from attention to the residual connection, one token's vector is followed alone, to show that it reaches
-no other token.
+no other token. When some tokens enter a layer with other vectors, the values of the others must stay as they are.
 """
 
 import contextlib
@@ -68,6 +68,7 @@ def verify(model: PreTrainedModel, facts: ModelFacts, name: str, *, feed_forward
     with torch.inference_mode():
         for lengths in _lengths(model):
             proof.compare(random_batch(model, lengths, lengths[::-1] if facts.reads_target else None))
+    proof.close()
     return dataclasses.replace(proof.worst, position_terms=proof.position_terms)
 
 
@@ -86,6 +87,34 @@ class _Untouched(NamedTuple):
     """What the model returns."""
 
 
+class _Values(NamedTuple):
+    """Values of a block, and what its residual connection carries."""
+
+    value: Float[Tensor, "batch token size"]
+    inputs: Float[Tensor, "batch token model"]
+    token_mask: Bool[Tensor, "batch token"]
+
+    @classmethod
+    def of(cls, block: AttentionBlock) -> "_Values":
+        """Those of a block of self-attention, which outlive its visit."""
+        return cls(block.value.transpose(1, 2).flatten(2), block.inputs.clone(), block.token_mask)
+
+    def differ(self, other: "_Values", bound: float) -> bool:
+        """Whether a token has other values although the residual connection carries the same."""
+        same = _distance(self.inputs, other.inputs) < _NEARLY_SAME * bound
+        return bool(((_distance(self.value, other.value) >= bound) & same & self.token_mask).any())
+
+
+_NEARLY_SAME = 1e-3
+"""Below this share of the bound, what the residual connection carries is the same up to rounding."""
+
+
+def _distance(one: Float[Tensor, "*token size"], other: Float[Tensor, "*token size"]) -> Float[Tensor, "*token"]:
+    """‖one − other‖ / ‖one‖."""
+    size = torch.linalg.vector_norm(one, dim=-1).clamp(min=torch.finfo(one.dtype).tiny)
+    return torch.linalg.vector_norm(other - one, dim=-1) / size
+
+
 class _Proof:
     """Compares what is observed with what the untouched model does, and keeps the largest difference."""
 
@@ -93,8 +122,18 @@ class _Proof:
         self._model, self._facts, self._name, self._networks = model, facts, name, feed_forward
         self.worst = Verification(0.0, 1, "block input")
         self.position_terms = False
+        self._values: dict[int, _Values] = {}
+        """The values of the last pass, by layer."""
+        self._functions: dict[int, frozenset[str]] = {}
+        """The functions that have computed them so far, of which it is known that they keep tokens apart."""
         hidden = range(facts.layers + 1) if facts.in_modules else ()
         self._observer = Observer(model, facts, hidden=hidden, feed_forward=feed_forward)
+        self._observer.check.forget()
+
+    def close(self) -> None:
+        """Note what has been proved, for the passes over texts."""
+        if self._values:
+            self._observer.check.prove()
 
     def compare(self, inputs: Mapping[str, Tensor]) -> None:
         """Compare a pass of the untouched model with one that is observed."""
@@ -108,6 +147,8 @@ class _Proof:
 
         def visit(block: AttentionBlock) -> None:
             compare.attention(block)
+            if facts.in_modules and not block.is_cross_attention:
+                self._values[block.layer] = _Values.of(block)
             self.position_terms = self.position_terms or has_position_terms(block)
 
         with self._observer as observer:
@@ -122,8 +163,40 @@ class _Proof:
                 proves=True,
             )
         compare.output(facts.layers, full_precision(output[0]))
+        if self._values and observer.check.functions != self._functions:
+            self._functions = {**observer.check.functions}
+            self._require_own_values(inputs, self._replacements(records, token_mask, first=1))
         for difference in [*compare.found, *observer.compared]:
             self._note(difference)
+
+    def _require_own_values(self, inputs: Mapping[str, Tensor], replacements: Mapping[int, Replacement]) -> None:
+        """Check that each token's values are made of its own vector alone: while that is the same, so are they.
+
+        Some tokens enter the layers with other vectors. If values differ that should not, their layer is the only one to be
+        given such vectors in the next pass, since layers may read what others have left for them.
+
+        Args:
+            replacements: What every layer has read in the pass before.
+        """
+        changed = {layer: _some_changed(each) for layer, each in replacements.items()}
+        for layer in self._that_differ(inputs, changed):
+            if layer in self._that_differ(inputs, {**replacements, layer: changed[layer]}):
+                raise InputError(
+                    f"the attention of layer {layer} cannot be measured: its values are made of several tokens' vectors each"
+                )
+
+    def _that_differ(self, inputs: Mapping[str, Tensor], replacements: Mapping[int, Replacement]) -> list[int]:
+        """Layers that have other values than before for a token whose own vector is the same."""
+        layers, bound = [], self._observer.check.bound
+
+        def visit(block: AttentionBlock) -> None:
+            before = self._values.get(block.layer)
+            if before is not None and before.differ(_Values.of(block), bound):
+                layers.append(block.layer)
+
+        with self._observer as observer:
+            observer.run(inputs, visit, replacements=replacements, check=Check.NOTHING)
+        return layers
 
     def _note(self, difference: Difference) -> None:
         error, check = float(difference.error), self._observer.check
@@ -189,11 +262,11 @@ class _Proof:
         return _Untouched(texts, tokens, entered, left, attention, output[0])
 
     @staticmethod
-    def _replacements(records: Sequence[_Untouched], token_mask: Tensor) -> dict[int, Replacement]:
+    def _replacements(records: Sequence[_Untouched], token_mask: Tensor, *, first: int = 2) -> dict[int, Replacement]:
         """What every layer but the first reads in the untouched model, in place of what it reads in the observed one."""
         found = {}
         for layer in records[0].entered:
-            if layer > 1:
+            if layer >= first:
                 vectors = records[0].entered[layer]
                 if records[0].texts == slice(None) and vectors.shape[:2] != token_mask.shape:
                     raise InputError(
@@ -212,6 +285,14 @@ def _untouched_attention(model: PreTrainedModel, facts: ModelFacts) -> str:
     return "sdpa" if facts.is_plain and getattr(model, "_supports_sdpa", True) else "eager"
 
 
+def _some_changed(replacement: Replacement) -> Replacement:
+    """Other vectors for the second and third of every four tokens, so that the others have such neighbours on both sides."""
+    values = replacement.values
+    places = torch.arange(values.shape[1], device=values.device) % 4
+    is_changed = ((places == 1) | (places == 2)).unsqueeze(-1)
+    return replacement._replace(values=torch.where(is_changed, values.roll(1, dims=-1) + values[:, :1], values))
+
+
 class _Comparison:
     """Compares an observed pass with the untouched model."""
 
@@ -222,7 +303,13 @@ class _Comparison:
     def attention(self, block: AttentionBlock) -> None:
         """Compare what W_O has written."""
         for record in self._records:
-            self._add(block.layer, "attention output", block.attention_output, record.attention[block.layer], record)
+            expected = record.attention.get(block.layer)
+            if expected is None:
+                raise InputError(
+                    f"the attention of layer {block.layer} cannot be measured: with the model's own attention function, it "
+                    "is no block that is recognised"
+                )
+            self._add(block.layer, "attention output", block.attention_output, expected, record)
 
     def hidden(self, layer: int, vectors: Float[Tensor, "batch token model"]) -> None:
         """Compare what has left a layer, and enters the next."""

@@ -1,6 +1,7 @@
 """The boundary around a model's own code: what that raises is a refusal, what ours raises is a bug and keeps its traceback."""
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Iterator
 
@@ -36,7 +37,8 @@ def model_code(model: nn.Module, on: str = "") -> Iterator[None]:
         InputError: In place of an exception that the model's code raised, or that an operation raised for what the code passed.
     """
     try:
-        yield
+        with _uncompiled():
+            yield
     except Exception as error:
         if isinstance(error, InputError | torch.OutOfMemoryError):
             raise
@@ -45,6 +47,15 @@ def model_code(model: nn.Module, on: str = "") -> Iterator[None]:
             raise
         on = f" on {on}" if on else ""
         raise InputError(f"model: {module} fails{on}: {_reason(error)}") from error
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[object]:
+    """Context in which functions that are compiled run as they are written: no function mode sees what runs compiled."""
+    # Without this module, nothing is compiled; it takes seconds to import.
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    stance: contextlib.AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def _reason(error: Exception) -> str:
