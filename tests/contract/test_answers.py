@@ -147,6 +147,19 @@ def test_spans_add_up_their_tokens(model):
     assert by_word.spans == pytest.approx(one.spans)
 
 
+@pytest.mark.parametrize("target", [normscope.NextToken("film"), normscope.Answer(" the film")])
+def test_sentences_are_spans_even_if_one_repeats_another(model, target):
+    text, cracked = "The lady cracked. The lady cracked. The film.", "The lady cracked."
+    found = attribute(model, text, target, spans="sentences")
+    places = {f"1. {cracked}": (0, 17), f"2. {cracked}": (18, 35), "3. The film.": (36, 45)}
+    assert found.spans == attribute(model, text, target, spans=places).spans
+    assert list(found.spans) == [*places, "rest"]
+    with pytest.raises(InputError, match="^spans='sentences': expected a text given as characters, not as token ids"):
+        attribute(model, [3, 4], target, spans="sentences")
+    with pytest.raises(InputError, match="^spans: expected 'sentences', or a dict"):
+        attribute(model, text, target, spans="words")
+
+
 @pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("target", "others", "message"),

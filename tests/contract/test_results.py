@@ -151,6 +151,18 @@ def test_names_of_analyses_may_begin_alike():
     assert result.owned_by("norms_more", names) == ["norms_more_by_layer"]
 
 
+def test_a_representation_says_what_there_is_in_a_few_lines(tmp_path):
+    (text, *_) = TEXTS.values()
+    result = Result(maps=[text])
+    assert len(repr(text)) < 300
+    assert all(name in repr(text) for name in text.maps)
+    assert repr(result).endswith("maps: arrays by layer; .maps[0].pairs() is a table of the first")
+    assert "maps" not in repr(Result())
+    result.save(tmp_path)
+    (tmp_path / "maps.parquet").write_bytes(b"PAR1")
+    assert repr(Result.read(tmp_path)) == repr(result), "the file is not read"
+
+
 def test_what_a_result_cannot_draw_or_save_is_one_line(tmp_path):
     (text, *_) = TEXTS.values()
     result = Result(maps=[text])
@@ -158,9 +170,10 @@ def test_what_a_result_cannot_draw_or_save_is_one_line(tmp_path):
     for call, message in (
         (lambda: result.save(3), "folder: expected a str or a Path, got 3"),
         (lambda: result.save(tmp_path / "file"), "file: cannot be written to: "),
-        (lambda: result.figure("mixing"), "figure: expected one of none, got 'mixing'"),
+        (lambda: result.figure("mixing"), "figure: expected no name, but a layer of the token maps, got 'mixing'"),
         (lambda: result.figure(layer=99), "layer=99: expected "),
         (lambda: result.figure(layer=True), "layer: expected a whole number, or None, got True"),
+        (lambda: Result().figure("a"), "figure: expected no name, as there are no figures, got 'a'"),
         (lambda: Result().figure(), "figure: expected a result with figures or token maps"),
         (lambda: Result().explorer(), "explorer: expected a result with token maps or pairs of texts"),
         (lambda: result.figure().save(tmp_path / "a.png", dpi="200"), "dpi: expected a whole number, got '200'"),

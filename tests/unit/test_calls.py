@@ -147,8 +147,18 @@ def test_calls_keep_their_names_defaults_and_other_arguments():
     assert function(1, "a", 3, last=False, more="x") == (1, ("a", 3), False, {"more": "x"})
     with pytest.raises(InputError, match=r"^last: expected True or False, got 1$"):
         function(1, last=1)
-    with pytest.raises(TypeError, match="missing"):
+    with pytest.raises(TypeError, match=r"function\(\) missing"):
         function()
+
+
+def test_an_unknown_argument_is_named_with_the_one_that_was_meant():
+    @checked
+    def function(text: str, *, layers: int = 1) -> None: ...
+
+    with pytest.raises(TypeError, match=r"function\(\) got .* 'layer'; did you mean 'layers' instead of 'layer'\?$"):
+        function("a", layer=3)
+    with pytest.raises(TypeError, match=r"function\(\) got an unexpected keyword argument 'zzz'$"):
+        function("a", zzz=3)
 
 
 def test_attributes_of_targets_are_checked_too():

@@ -1,5 +1,7 @@
 """Decompositions of one text and of many, of every stack."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -115,6 +117,12 @@ def test_what_is_saved_is_read_back(model, tmp_path):
             np.testing.assert_array_equal(one.maps[name], values, strict=True)
         np.testing.assert_array_equal(one.of_heads("attn_n"), other.of_heads("attn_n"), strict=True)
     assert normscope.page(read) == normscope.page(found)
+
+
+def test_a_page_of_texts_has_no_column_of_what_is_unknown(model):
+    texts = [normscope.decompose(model, text) for text in (TEXTS[0], TEXTS[2])]
+    runs = re.search(r"<caption>Runs</caption>(.*?)</table>", normscope.page(texts), re.S)
+    assert re.findall(r"<th [^>]*>(.*?)</th>", runs[1]) == ["run", "text", "sequences"]
 
 
 def test_single_heads_make_the_block(model):

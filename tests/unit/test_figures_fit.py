@@ -19,6 +19,7 @@ from normscope.reporting.drawing import laid_out
 from normscope.reporting.figures.style import styled
 from normscope.reporting.options import COLUMN, NARROWEST_FIGURE, PAGE
 from normscope.results.figures import Figure, Heatmaps, Lines, Profiles, Scatter, WordMaps
+from normscope.results.maps import MEASURES
 
 CATEGORIES = ["cls", "sep", "punctuation", "mask", "other"]
 LONG = [
@@ -64,11 +65,13 @@ def cloud(**options) -> Scatter:
     return Scatter(table, "x", "value", "panel", titles, caption="Caption.", **labels, **options)
 
 
-def words(count: int) -> WordMaps:
-    table = product(method=["a", "b"], row=range(count), column=range(count))
+def words(count: int, maps: int = 2, long: str = "word4") -> WordMaps:
+    table = product(method=list("abcde"[:maps]), row=range(count), column=range(count))
     table = table.assign(row_word=table["row"].map("word{}".format), column_word=table["column"].map("word{}".format))
     titles = {"a": "α: weights, layer 3, alignment with output", "b": "‖αf(x)‖: vectors, layer 2"}
     table = table.assign(frame="none")
+    titles = titles if maps == 2 else dict(zip("abcde", itertools.islice(MEASURES.values(), maps), strict=False))
+    table = table.replace("word4", long)
     return WordMaps(table, "method", titles, "Caption.", "row", "row_word", "column", "column_word")
 
 
@@ -77,6 +80,8 @@ def spectrum(layers: int) -> Lines:
     options = {"panel": "layer", "log_y": True, "sharey": True}
     return Lines(table, "index", "value", "head", "Caption.", "mean over heads", **options)
 
+
+INCOMPLETE = "word maps in rows of which the last is not full"
 
 FIGURES: dict[str, Figure] = {
     "heat maps": Heatmaps(
@@ -137,6 +142,7 @@ FIGURES: dict[str, Figure] = {
     ),
     "word maps": words(12),
     "large word maps": words(40),
+    INCOMPLETE: words(10, maps=5, long="unremarkable"),
 }  # fmt: skip
 
 
@@ -197,7 +203,7 @@ def check(figure: Figure, width: float, *, caption: bool = False, style: Mapping
 
 
 @pytest.mark.parametrize(
-    ("name", "width"), [("lines", COLUMN), ("heat maps", PAGE), ("scatter", COLUMN), ("grid", PAGE)]
+    ("name", "width"), [("lines", COLUMN), ("heat maps", PAGE), ("scatter", COLUMN), ("grid", PAGE), (INCOMPLETE, PAGE)]
 )
 @pytest.mark.spread(1)
 def test_no_text_overlaps_or_leaves_the_canvas(name, width):

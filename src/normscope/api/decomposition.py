@@ -72,10 +72,8 @@ def decompose(
     Returns:
         A result: `.table` has mean mixing ratios, `.tables["ratios"]` those of all tokens and `.tables["output_shares"]` the
         four shares that every output is made of; with several texts, these have a column `sequence`. `.maps` has a map for each
-        text, in float64: α averaged over heads (`attn_w`); the norms of what a key adds to a query through the heads (`attn_n`),
-        with the residual connection (`attnres_n`) and after the norm (`attnresln_n`); and the signed share of each key
-        (`share`). With `feed_forward`, `atbff_n`, `atbffres_n` and `atbffresln_n`. `.maps[0].pairs()` is a table with a row for
-        each layer and pair, and `.figure(layer=3)` shows the measures of a layer side by side.
+        text, in float64 (`.pairs()` is a table): mean α of heads (`attn_w`), norms of what keys add (`attn_n`), with residual
+        (`attnres_n`) and norm (`attnresln_n`), and signed `share`; through networks, `atbff_n`, `atbffres_n`, `atbffresln_n`.
 
     Examples:
         >>> import normscope

@@ -1,6 +1,7 @@
 """Arguments of Python functions: pydantic checks them against their annotations, and one line says which is wrong."""
 
 import dataclasses
+import difflib
 import enum
 import functools
 import inspect
@@ -51,7 +52,13 @@ def checked(target: F) -> F:
 
     @functools.wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            unknown = [name for name in kwargs if name not in signature.parameters]
+            meant = [difflib.get_close_matches(name, signature.parameters, 1) for name in unknown]
+            hint = f"; did you mean {meant[0][0]!r} instead of {unknown[0]!r}?" if meant and meant[0] else ""
+            raise TypeError(f"{target.__qualname__}() {error}{hint}") from None
         for name, adapter in adapters().items():
             if name in given.arguments:
                 given.arguments[name] = _fitting(name, given.arguments[name], adapter)

@@ -81,12 +81,17 @@ def compare(results: Results) -> Result:
 
     Returns:
         A result: `.sentences` is the verdict, `.table` has one row per metric and one column per result, and other tables have
-        every value by layer and the outcomes of significance tests. `page(results)` shows more than the page of this result.
-        Where results have token maps, `.maps` holds the differences between maps of the same text, or of texts that share
-        tokens.
+        every value by layer and the outcomes of significance tests. Where results have token maps, `.maps` holds the
+        differences between maps of the same text, or of texts that share tokens, `.tables["map_changes"]` the largest ones of
+        each measure, and `.figure(layer=3)` draws them. Of runs, `page(results)` shows more than the page of this result; of
+        single texts, the page of this result, which has the maps.
 
     Examples:
         >>> import normscope
+        >>> model = normscope.load()
+        >>> texts = [normscope.decompose(model, f"The film was {word} good.") for word in ("not", "very")]
+        >>> normscope.compare(texts).maps[0].queries[3:6]
+        ('was', 'not → very', 'good')
         >>> results = [normscope.run("mixing", texts=["A short text."], layers=[layer]) for layer in (1, 3)]
         >>> normscope.compare(results).sentences[0].rpartition(": ")[2]
         '4.4% in layers=[1] and 18% in layers=[3].'

@@ -41,7 +41,11 @@ class Picture:
         caption: bool = True,
         dpi: int = 200,
     ) -> None:
-        """Save the figure to a file, in the format of its extension. `matplotlib.rc_context` changes its style.
+        """Save the figure to a file, in the format of its extension.
+
+        `matplotlib.rc_context` changes its style. Each kind of text has a size of its own: `font.size` is that of the caption,
+        `axes.titlesize` of titles, `xtick.labelsize` and `ytick.labelsize` of tokens and numbers beside axes. A smaller
+        `width` with a larger `dpi` makes all text larger on a slide.
 
         Args:
             path: The file: .png, .svg, .pdf, or another format of matplotlib's.

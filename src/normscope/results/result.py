@@ -101,9 +101,9 @@ class Result:
         if layer is None and (name is not None or self.figures):
             known = list(self.figures)
             if name is not None and name not in known:
-                raise InputError(
-                    f"figure: expected one of {', '.join(known) or 'none'}, got {printable(repr(name), 60)}"
-                )
+                instead = "but a layer of the token maps" if _has_maps(self.maps) else "as there are no figures"
+                expected = f"one of {', '.join(known)}" if known else f"no name, {instead}"
+                raise InputError(f"figure: expected {expected}, got {printable(repr(name), 60)}")
             return Picture(self.figures[name or known[0]])
         if not self.maps:
             raise InputError("figure: expected a result with figures or token maps, got one without")
@@ -241,6 +241,7 @@ class Result:
             parts += [str(summary)] if summary is not None else []
         parts += ["", *map(wrapped, self.notes), f"tables: {', '.join(self.tables) or 'none'}"]
         parts += [f"figures: {', '.join(self.figures)}"] if self.figures else []
+        parts += ["maps: arrays by layer; .maps[0].pairs() is a table of the first"] if _has_maps(self.maps) else []
         return escaped("\n".join(parts), keep="\n")
 
     def _repr_html_(self) -> str:
@@ -256,6 +257,11 @@ class Result:
                 listed = ", ".join(f"<code>{html.escape(name)}</code>" for name in names)
                 parts.append(f"<p><code>.{kind}</code>: {listed}</p>")
         return "".join(parts)
+
+
+def _has_maps(maps: Sequence[TokenMap]) -> bool:
+    """Whether there are token maps, without reading their file, which may be large or damaged: a run writes none without."""
+    return isinstance(maps, LazyItems) or len(maps) > 0
 
 
 _COUNTED = {"sequences": "sequence", "tokens": "token"}

@@ -148,9 +148,11 @@ def _runs(comparison: RunComparison, addresses: Mapping[Path, str]) -> pd.DataFr
     columns |= {titles[key]: as_numbers(facts[key]) for key in comparison.swept}
     if (facts["status"] != "completed").any():
         columns["status"] = facts["status"]
-    columns |= {name: facts[name] for name in ("sequences", "tokens")}
+    # Results of single texts know neither their number of tokens nor how long they took.
+    columns |= {name: facts[name] for name in ("sequences", "tokens") if facts[name].notna().any()}
     seconds = pd.to_numeric(facts["seconds"], errors="coerce")
-    columns["time"] = ["" if not math.isfinite(number) else duration(number) for number in seconds]
+    if seconds.notna().any():
+        columns["time"] = ["" if not math.isfinite(number) else duration(number) for number in seconds]
     return pd.DataFrame(columns)
 
 

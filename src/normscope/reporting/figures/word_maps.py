@@ -47,8 +47,10 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
     scale = 0.0 if figure.largest is None else _SCALE
     titles = {panel: fitted(title, width / across - 0.2) for panel, title in figure.panel_titles.items()}
     above = 0.1 + _TITLE * max(title.count("\n") + 1 for title in titles.values())
+    # Above a place that is left empty in the last row, the words of the columns are written, too.
+    labelled = 2 if down > 1 and len(panels) % across else 1
     canvas = Canvas(
-        figsize=(width, down * (cell * len(rows) + above) + 0.87 * below + 0.3 + scale), layout="constrained"
+        figsize=(width, down * (cell * len(rows) + above) + labelled * 0.87 * below + 0.3 + scale), layout="constrained"
     )
     grid = canvas.subplots(down, across, squeeze=False)
     for axes in grid.flat[len(panels) :]:
