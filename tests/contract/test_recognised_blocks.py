@@ -241,31 +241,3 @@ def test_a_model_without_attention_is_refused():
     refused = pytest.raises(InputError, match="no softmax attention was found")
     with refused, torch.inference_mode(), BlockRecogniser(model, 1, lambda _block: None):
         model(torch.tensor([[1, 2]]))
-
-
-class Bent(nn.Module):
-    """One block without a list of layers, whose sum is bent before its network."""
-
-    def __init__(self, bend) -> None:
-        super().__init__()
-        self.table, self.bend = nn.Embedding(20, 8), bend
-        self.heads, self.output, self.network = (nn.Linear(8, width) for width in (24, 8, 8))
-
-    def forward(self, ids):
-        x = self.table(ids)
-        query, key, value = self.heads(x).unsqueeze(1).chunk(3, dim=-1)
-        x = self.bend(x + self.output(nn.functional.scaled_dot_product_attention(query, key, value).squeeze(1)))
-        return x + self.network(x).relu()
-
-
-def test_what_carries_on_is_the_sum_or_a_multiple_of_it_without_a_list_of_layers_too():
-    ids, found = torch.randint(20, (2, 5)), []
-    with torch.no_grad(), BlockRecogniser(model := Bent(nn.Identity()).eval(), 2, found.append):
-        model(ids)
-    assert len(found) == 1
-    with (
-        torch.no_grad(),
-        pytest.raises(NotRecognisedError, match="what carries on is neither the sum"),
-        BlockRecogniser(model := Bent(torch.sin).eval(), 2, found.append),
-    ):
-        model(ids)

@@ -496,13 +496,7 @@ class OpenBlocks:
 
         Args:
             given: The tensors that are added.
-
-        Raises:
-            NotRecognisedError: If something that is neither a block's sum nor a multiple of it carries on.
         """
-        for each in given:
-            if _is_bent(each, given):
-                self.settle(each)
         carriers = [each for each in given if _is_carrier(each)]
         of_one = len({id(trail_of(each)) for each in carriers}) == 1 and len(carriers) == len(given)
         if not carriers or of_one or any(made_of(each) is None for each in given):
@@ -575,16 +569,6 @@ def _is_carrier(tensor: Tensor) -> bool:
     """Whether a tensor may be what carries on from a block."""
     trail = trail_of(tensor)
     return trail is not None and trail.is_joined and kind_of(tensor) is Kind.LINEAR
-
-
-def _is_bent(tensor: Tensor, given: Sequence[Tensor]) -> bool:
-    """Whether a sum adds what a network makes of a block to something that is no multiple of the block's sum."""
-    trail = trail_of(tensor)
-    if trail is None or not trail.is_joined or trail.is_closed or kind_of(tensor) is not Kind.HELD:
-        return False
-    assert trail.inputs is not None
-    others = [made for each in given if trail_of(each) is not trail and (made := made_of(each)) is not None]
-    return tensor.shape == trail.inputs.shape and any(each.reads(trail.made) for each in others)
 
 
 def _leaves_block(call: Call, given: Sequence[Tensor], trail: Trail) -> bool:
