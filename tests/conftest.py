@@ -3,7 +3,6 @@
 import gc
 import importlib
 import itertools
-import json
 import os
 import shutil
 import sys
@@ -43,10 +42,6 @@ LIBRARIES = [
 ]
 """What a run imports of other people's."""
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-FREQUENT_TOKENS = 10_000
-"""How many of the default model's tokens, which come in the order of their frequency, the tokenizer of tiny models has."""
-RARE_TOKENS = "##ota ##pop bark corpus explorer mat minneapolis omega onions sings zu".split()
-"""Others that tests take to be single tokens."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -152,25 +147,10 @@ def minilm_folder() -> Path:
 
 
 @pytest.fixture(scope="session")
-def minilm_tokenizer(minilm_folder):
+def tokenizer(minilm_folder):
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(minilm_folder)
-
-
-@pytest.fixture(scope="session")
-def tokenizer(minilm_tokenizer, tmp_path_factory):
-    """The default model's with a third of its tokens, for tiny models: tests save and load it hundreds of times."""
-    from transformers import AutoTokenizer
-
-    folder = tmp_path_factory.mktemp("tokenizer")
-    minilm_tokenizer.save_pretrained(folder)
-    described = json.loads((folder / "tokenizer.json").read_text())
-    known = described["model"]["vocab"]
-    kept = [*sorted(known, key=known.__getitem__)[:FREQUENT_TOKENS], *RARE_TOKENS]
-    described["model"]["vocab"] = {token: number for number, token in enumerate(kept)}
-    (folder / "tokenizer.json").write_text(json.dumps(described))
-    return AutoTokenizer.from_pretrained(folder)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -132,7 +132,7 @@ def test_the_system_refuses_memory(tmp_path, saved_model):
         "run = BatchRunner._run\n"
         "def bounded(runner, batch):\n"
         "    pages = int(open('/proc/self/statm').read().split()[0])\n"
-        "    limit = pages * resource.getpagesize() + 16 * 2**20\n"
+        "    limit = pages * resource.getpagesize() + 12 * 2**20\n"
         "    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))\n"
         "    try:\n"
         "        return run(runner, batch)\n"

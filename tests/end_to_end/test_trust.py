@@ -147,7 +147,7 @@ def test_changes_since_the_run_began_are_refused_and_named(capsys, monkeypatch, 
         weights.write_bytes(before)
     corpus = stopped.parent / "corpus.txt"
     text = corpus.read_text()
-    corpus.write_text(text.replace("sentence number 111 of", "another one of"))
+    corpus.write_text(text.replace("sentence number 3 of", "another one of"))
     assert "the corpus has changed" in refused()
     corpus.write_text(text)
     checkpoint = stopped / CHECKPOINT

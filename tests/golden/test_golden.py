@@ -10,8 +10,8 @@ from tests.golden.results import differences, measured
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory, minilm_tokenizer):
-    return commands(tmp_path_factory.mktemp("golden"), minilm_tokenizer)
+def prepared(tmp_path_factory, tokenizer):
+    return commands(tmp_path_factory.mktemp("golden"), tokenizer)
 
 
 QUICK = {"bert_pairs", "bert_treebank", "bert_words"}

@@ -277,11 +277,11 @@ def test_calls_return_what_they_return_on_the_cpu(device, name, dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [path.stem for path in sorted(FOLDER.glob("*.parquet")) if "minilm" not in path.stem])
-def test_commands_give_what_was_kept(device, name, tmp_path, minilm_tokenizer, monkeypatch):
+def test_commands_give_what_was_kept(device, name, tmp_path, tokenizer, monkeypatch):
     if device.type == accelerator.NAME:
         known = loading.torch_device
         monkeypatch.setattr(loading, "torch_device", lambda name: device if name == "cuda" else known(name))
-    command = commands(tmp_path, minilm_tokenizer)[name]
+    command = commands(tmp_path, tokenizer)[name]
     arguments = ["device=cuda" if given == "device=cpu" else given for given in command.arguments]
     outcome = run_once(*arguments, f"output_dir={tmp_path / 'run'}")
     assert outcome.status == 0, outcome.err

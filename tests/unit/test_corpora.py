@@ -313,12 +313,12 @@ def test_custom_categories(tmp_path, tokenizer):
         "animals": f"file:{words}",
         "punctuation": [",", ".", "!"],
     }
-    found = TokenCategories.of(tokenizer, len(tokenizer), own)
+    found = TokenCategories.of(tokenizer, 30522, own)
     assert found.names == ("cls", "sep", "mask", "punctuation", "other", "negation", "digits", "animals")
     ids = tokenizer("not 1984, my cat!", add_special_tokens=True)["input_ids"]
     names = [found.names[index] for index in found.of_sequence(np.array(ids))]
     assert names == ["cls", "negation", "digits", "punctuation", "other", "animals", "punctuation", "sep"]
-    causal = TokenCategories.of(tokenizer, len(tokenizer), causal=True)
+    causal = TokenCategories.of(tokenizer, 30522, causal=True)
     assert [causal.names[index] for index in causal.of_sequence(np.array(ids))][:2] == ["first", "other"]
 
 
@@ -340,7 +340,7 @@ def test_custom_categories(tmp_path, tokenizer):
 )
 def test_invalid_categories(tokenizer, own, message):
     with pytest.raises(InputError, match=message.replace("(", r"\(") if "expression" not in message else message):
-        TokenCategories.of(tokenizer, len(tokenizer), own)
+        TokenCategories.of(tokenizer, 30522, own)
 
 
 def test_a_stray_quotation_mark_does_not_merge_rows(tmp_path):

@@ -320,12 +320,12 @@ def test_configs_that_change_attention_are_exact(from_config, family, changes, h
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stack", ["decoder", "cross"])
-def test_a_decoder_with_a_smaller_vocabulary(stack, from_config, minilm_tokenizer):
+def test_a_decoder_with_a_smaller_vocabulary(stack, from_config, tokenizer):
     apart = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
     config = STACK_CONFIGS["marian"] | apart
     model = tiny_model(config | {"vocab_size": 99, "decoder_vocab_size": 7}, torch.float64)
     assert verify(model, facts_for("marian", stack), "marian").error < 1e-12
-    size = len(minilm_tokenizer)
+    size = len(tokenizer)
     loaded = load(from_config("marian", stack, **apart, vocab_size=size + 9, decoder_vocab_size=size), EXACTLY)
     assert loaded.vocabulary == size + 9
     options = from_config("marian", stack, **apart, decoder_vocab_size=900)
@@ -360,13 +360,12 @@ def test_empty_tokenizers_of_every_kind(family, tmp_path):
 
 
 @pytest.mark.slow
-def test_tokens_whose_numbers_have_gaps(folder, tokenizer):
+def test_tokens_whose_numbers_have_gaps(folder):
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text())
     content["model"]["vocab"]["the"] = 10**6
     path.write_text(json.dumps(content))
-    message = f"has 1000001 tokens, but the model has only {len(tokenizer)} embeddings; set model.tokenizer"
-    assert_refused(folder, message)
+    assert_refused(folder, "has 1000001 tokens, but the model has only 30522 embeddings; set model.tokenizer")
 
 
 @pytest.mark.slow
