@@ -8,7 +8,7 @@ from normscope.maths.attention import attention
 from normscope.maths.attention_weights import AttentionWeights
 from normscope.maths.masks import Mask, Visibility
 from normscope.models.observe.attention_function import attention_by
-from normscope.models.observe.check import Check, Difference, PartsCheck
+from normscope.models.observe.check import Check, PartError, PartsCheck
 from normscope.models.observe.observer import Observer
 from normscope.models.prove.verification import verify
 from tests.tiny import FAMILY_CONFIGS, facts_for, tiny_model, token_batch
@@ -93,7 +93,7 @@ def test_a_refusal_that_precision_explains_says_so():
     model = tiny_model(FAMILY_CONFIGS["bert"], torch.float32)
     check = PartsCheck(model, facts_for("bert"))
     for error, explained in ((3e-4, True), (0.5, False)):
-        found = Difference(1, "sum of αf(x)", error)
+        found = PartError(1, "sum of αf(x)", error)
         with pytest.raises(InputError, match=r"the sum of αf\(x\) of layer 1 differs by") as refused:
             check.require([found], {1: torch.tensor(4000.0)})
         reason = "scores as large as 4,000 are too large for its precision: set device.dtype=float64"

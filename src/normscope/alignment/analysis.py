@@ -77,8 +77,7 @@ class AlignmentAnalysis(Analysis):
         self._sides = {side: KeptTensors(torch.int64) for side in ("source", "target")}
         self._by_gradients: dict[int, frozenset[Link]] = {}
         self._dropped = Counts(1, 2)
-        # The current batch's numbers of target and source words, and its sure and possible links.
-        self._word_counts = 0, 0
+        # The current batch's sure and possible links.
         self._batch_gold = torch.zeros(2, 0, 0, 0, dtype=torch.bool)
         # The current batch's links, and the maps of its selected sentences by row, layer by layer.
         self._batch_links: list[Tensor] = []

@@ -34,7 +34,7 @@ _KEYS = {f"{group}.{field.name}" for group, options in _GROUPS.items() for field
 _ARGUMENTS = {"device.name": "device", "dataset.path": "texts", "dataset.categories": "token_categories"}
 
 _AUTOCAST = ("cpu", "cuda", "mps")
-"""Types of devices that models run on, each with an autocast of its own."""
+"""Device types, each of which has its own autocast."""
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from normscope.api.arguments import python_call, refuse_overflow, within
 from normscope.api.attended import AttentionValues as AttentionValues
 from normscope.api.attended import result_of
 from normscope.api.one_text import described
-from normscope.api.regions import Read, asks_for_words, regions_of
+from normscope.api.regions import ReadSide, asks_for_words, regions_of
 from normscope.api.types import Model, Texts
 from normscope.config.calls import Choice, Several, checked
 from normscope.data.batching import Batch
@@ -175,7 +175,7 @@ def _attention(
     return found, single
 
 
-def read_side(model: LoadedModel, text: object, batch: Batch, side: int, words: bool) -> Read:
+def read_side(model: LoadedModel, text: object, batch: Batch, side: int, words: bool) -> ReadSide:
     """The text that queries (side 0) or keys (side 1) read.
 
     Args:
@@ -188,7 +188,7 @@ def read_side(model: LoadedModel, text: object, batch: Batch, side: int, words: 
         text = text[0] if side == 1 and batch.is_cross_attention else None
     of_side = batch.keys if side == 1 else batch
     tokens = dataclasses.replace(of_side, units=None).unit_texts(model.tokenizer)
-    return Read(model, text, of_side, tokens, of_side.unit_texts(model.tokenizer) if words else ())
+    return ReadSide(model, text, of_side, tokens, of_side.unit_texts(model.tokenizer) if words else ())
 
 
 def _of_text(

@@ -63,7 +63,7 @@ def spans_of(
     if not isinstance(spans, str):
         _check_spans(spans)
     tokens = dataclasses.replace(batch, units=None).unit_texts(model.tokenizer)
-    regions = regions_of("spans", spans, Read(model, text, batch, tokens, ()))
+    regions = regions_of("spans", spans, ReadSide(model, text, batch, tokens, ()))
     # Sentences may repeat, and spans have one name each.
     names = [f"{n}. {name}" for n, name in enumerate(regions.names, 1)] if isinstance(spans, str) else regions.names
     return _named_by_token([REST if owner < 0 else names[owner] for owner in regions.of_token[0].tolist()])
@@ -111,7 +111,7 @@ _IMAGE = ("image_token_id", "image_token_index")
 """Where configs and tokenizers store the id of the tokens that stand for an image."""
 
 
-class Read(NamedTuple):
+class ReadSide(NamedTuple):
     """The text that one side of attention reads, as the model's tokens."""
 
     model: LoadedModel
@@ -130,7 +130,7 @@ def asks_for_words(asked: object) -> bool:
     return any(isinstance(each, str) and each == "words" for each in several)
 
 
-def regions_of(argument: str, asked: object, read: Read) -> Partition:
+def regions_of(argument: str, asked: object, read: ReadSide) -> Partition:
     """The requested regions, in the requested order; a single token is also a region.
 
     Args:
@@ -175,7 +175,7 @@ def _is_span(asked: object) -> bool:
     return isinstance(asked, tuple) and len(asked) == 2 and all(type(end) is int for end in asked)
 
 
-def _places(argument: str, name: str | None, asked: object, read: Read) -> list[tuple[str, list[int]]]:
+def _places(argument: str, name: str | None, asked: object, read: ReadSide) -> list[tuple[str, list[int]]]:
     """The tokens of a requested item: one region, or all regions of a kind."""
     count = len(read.tokens)
     if isinstance(asked, str):
@@ -214,7 +214,7 @@ def _of_range(argument: str, name: str | None, asked: slice | range, count: int)
     return name or shown, list(range(start, stop))
 
 
-def _parts(argument: str, kind: str, read: Read) -> list[tuple[str, list[int]]]:
+def _parts(argument: str, kind: str, read: ReadSide) -> list[tuple[str, list[int]]]:
     """All regions of a kind, with their tokens."""
     count = len(read.tokens)
     match kind:
@@ -241,7 +241,7 @@ def _parts(argument: str, kind: str, read: Read) -> list[tuple[str, list[int]]]:
             raise InputError(f"{argument}={kind[:60]!r}: expected one of {', '.join(NAMED)}")
 
 
-def _sentences(argument: str, read: Read) -> list[tuple[str, list[int]]]:
+def _sentences(argument: str, read: ReadSide) -> list[tuple[str, list[int]]]:
     """The sentences of a text, of both texts of a pair, or of the messages of a conversation. They begin as they are called."""
     text: Any = read.text
     if is_messages(text):
@@ -260,7 +260,7 @@ def _sentences(argument: str, read: Read) -> list[tuple[str, list[int]]]:
     return found or _refuse(argument, "sentences", "a text with at least one sentence")
 
 
-def _of_conversation(argument: str, kind: str, read: Read) -> list[tuple[str, list[int]]]:
+def _of_conversation(argument: str, kind: str, read: ReadSide) -> list[tuple[str, list[int]]]:
     """The messages of a conversation, its last answer, or all before that; in a pair of texts, the second is the answer."""
     if isinstance(read.text, tuple) and kind != "messages":
         (_, first), (_, second) = _parts(argument, "texts", read)
@@ -309,7 +309,7 @@ def _images(ids: Sequence[int], image: int | None) -> list[tuple[str, list[int]]
     return [(f"image {number}", run) for number, run in enumerate(runs, start=1)]
 
 
-def _tokens_of_spans(argument: str, spans: Mapping[str, tuple[int, int]], read: Read) -> dict[str, list[int]]:
+def _tokens_of_spans(argument: str, spans: Mapping[str, tuple[int, int]], read: ReadSide) -> dict[str, list[int]]:
     """The tokens of spans, which are spans of characters in a text, and of tokens in ids or where only tokens are known."""
     text = plain_ids(read.text)
     count = len(read.tokens)
@@ -330,7 +330,7 @@ def _tokens_of_spans(argument: str, spans: Mapping[str, tuple[int, int]], read: 
     return found
 
 
-def _places_in_text(argument: str, read: Read) -> list[Place | None]:
+def _places_in_text(argument: str, read: ReadSide) -> list[Place | None]:
     """Where each token lies in what was given; None for special tokens."""
     if not read.model.tokenizer.is_fast:
         raise InputError(

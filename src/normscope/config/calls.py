@@ -117,7 +117,7 @@ _WORDS = {"str": "a str", "bool": "True or False", "dict": "a dict with names as
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """Annotation of an argument that is an instance of a class; what is in it is left to what reads it."""
+    """Annotation of an argument that must be an instance of a class. Whatever reads it checks its contents."""
 
     words: str
     """As in a message."""

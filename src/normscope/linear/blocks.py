@@ -227,7 +227,7 @@ class BlockRecogniser(HeldFixed):
             changed = call.args[0]
             keep(made, [changed, *wholes(changed)])
         if self._projects:
-            record(call, given, made, result, changes=writes(call))
+            record(call, given, made, result)
         if isinstance(result, Tensor):
             if follows and self._layers is not None:
                 self._layers.note(call, result)
@@ -313,7 +313,7 @@ class BlockRecogniser(HeldFixed):
         keep_result(call, made, results)
         self._known.note(call, result)
         if self._projects:
-            record(call, given, made, result, changes=writes(call))
+            record(call, given, made, result)
         for each in results:
             each._trail = trail  # type: ignore[attr-defined]
         if self._layers is not None:
@@ -376,8 +376,8 @@ class BlockRecogniser(HeldFixed):
             self._layers.carry(addition)
         result = call.function(*call.args, **call.kwargs)
         start_at(result, trail.sum, trail, trail.made)
-        if result is call.args[0] and result._base is not None:
-            keep(made_of(result), [result._base])
+        if result is call.args[0]:
+            keep(made_of(result), wholes(result))
         self._blocks.close_at_sum(result, trail)
         self.last = result
         return self.last

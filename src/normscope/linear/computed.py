@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from normscope.linear.provenance import PAIRS, Made, made_of
+from normscope.linear.known import wholes
+from normscope.linear.provenance import PAIRS, Made, made_of, writes
 from normscope.linear.rules import CLIPPED, TIMES, Call, names, tensors_in, with_tensors
 
 _LAYERS = names("linear addmm conv1d conv2d") | PAIRS
@@ -86,21 +87,20 @@ def computed(tensor: Tensor) -> Computed:
     return Computed(Call("", None, (), {}), made_of(tensor), made_of(tensor), tensor) if known is None else known
 
 
-def record(call: Call, given: Sequence[Tensor], made: Made, result: Any, *, changes: bool) -> None:
+def record(call: Call, given: Sequence[Tensor], made: Made, result: Any) -> None:
     """Note on a function's results how they were computed.
 
     Args:
         given: Its tensors.
         made: How its results are made.
-        changes: Whether it writes into its first argument.
     """
     whole = None
-    if changes:
+    if writes(call):
         changed = result = call.args[0]
         whole = getattr(changed, "_computed", None)
         if whole is not None:
             whole = _computed(call._replace(function=functools.partial(_changed_copy, call.function)), given, made)
-        for each in (changed,) if changed._base is None else (changed, changed._base):
+        for each in (changed, *wholes(changed)):
             vars(each).pop("_computed", None)
     elif not any([result is each for each in given]):  # noqa: C419
         whole = _computed(call, given, made)

@@ -279,7 +279,7 @@ def _uncentred(each: Computed, value: Callable[[Computed], Any]) -> Tensor | Non
     return value(one) if subtracts else None
 
 
-class Columns(NamedTuple):
+class HeadColumns(NamedTuple):
     """From which outputs of a linear layer the vectors of heads are made."""
 
     own: Int[Tensor, "head head_dim"]
@@ -312,13 +312,13 @@ def _once(layer: Layer, key: tuple[object, ...], find: Callable[[], Any]) -> Any
     return known[key]
 
 
-def columns_of(computed: Computed, layer: Layer, what: int) -> Columns | None:
+def columns_of(computed: Computed, layer: Layer, what: int) -> HeadColumns | None:
     """The columns of some heads; None if their vectors are no affine map of a linear layer, with at most two outputs each."""
-    columns: Columns | None = _once(layer, ("columns", what), lambda: _found_columns(computed, layer))
+    columns: HeadColumns | None = _once(layer, ("columns", what), lambda: _found_columns(computed, layer))
     return columns
 
 
-def _found_columns(computed: Computed, layer: Layer) -> Columns | None:
+def _found_columns(computed: Computed, layer: Layer) -> HeadColumns | None:
     again = rerun(computed, layer, scrambled=True)
     inputs = layer.inputs
     if again is None or inputs is None:
@@ -343,10 +343,10 @@ _NEARLY_ZERO = 1e-5
 """Below this share of what is largest, a number is a rounding error."""
 
 
-def _paired(lower: Tensor, higher: Tensor, alike: bool) -> Columns | None:
+def _paired(lower: Tensor, higher: Tensor, alike: bool) -> HeadColumns | None:
     """The columns, from the lower and the higher of the outputs that each dimension is made of."""
     if torch.equal(lower, higher):
-        return Columns(lower, None, alike, _first_in_order(lower))
+        return HeadColumns(lower, None, alike, _first_in_order(lower))
     dimensions = torch.arange(lower.shape[1], device=lower.device)
     same = (lower[:, :, None] == lower[:, None]) & (higher[:, :, None] == higher[:, None])
     same[:, dimensions, dimensions] = False
@@ -354,7 +354,7 @@ def _paired(lower: Tensor, higher: Tensor, alike: bool) -> Columns | None:
     if not bool(((same.sum(dim=-1) == (lower != higher)) & (partner == partner[0])).all()):
         return None
     own = torch.where(dimensions <= partner, lower, higher)
-    return Columns(own, partner[0], alike, _first_in_order(own))
+    return HeadColumns(own, partner[0], alike, _first_in_order(own))
 
 
 def _first_in_order(columns: Int[Tensor, "head head_dim"]) -> int | None:

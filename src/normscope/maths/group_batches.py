@@ -26,7 +26,7 @@ class Strip(NamedTuple):
     """1/|I| at the tokens of each target."""
 
 
-class KeyVectors(NamedTuple):
+class SourceVectors(NamedTuple):
     """Each head's vectors with weights of 1, for the tokens of the sources of some sequences."""
 
     first: Float[Tensor, "batch source head width"]
@@ -54,7 +54,7 @@ class GroupBatch:
 
     def key_vectors(
         self, value: Float[Tensor, "batch head key head_dim"], transform: Float[Tensor, "head head_dim width"]
-    ) -> KeyVectors:
+    ) -> SourceVectors:
         """v M of every head, for the tokens of the sources.
 
         Args:
@@ -68,13 +68,13 @@ class GroupBatch:
             return (chosen.transpose(0, 1) @ transform).transpose(0, 1)
 
         first = of(by_token[rows, self.first].flatten(0, 1)).unflatten(0, self.first.shape)
-        return KeyVectors(first, of(by_token[self.others[:, 0], self.others[:, 1]]))
+        return SourceVectors(first, of(by_token[self.others[:, 0], self.others[:, 1]]))
 
     def merged(
         self,
         rows: Float[Tensor, "batch target query"],
         weights: Float[Tensor, "batch head query key"],
-        vectors: KeyVectors,
+        vectors: SourceVectors,
     ) -> Float[Tensor, "batch source target width"]:
         """Σ_{i∈I} rows_Ii Σ_{j∈J} Σ_h weights^h_ij v^h_j M. The sum is linear, so queries are merged first.
 

@@ -2,14 +2,14 @@
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from normscope.results.findings import Sentence
-from normscope.results.maps import MEASURES, SIGNED_MEASURES, TARGET_MEASURES, TokenMap
+from normscope.results.maps import SIGNED_MEASURES, TARGET_MEASURES, TITLES, TokenMap, shares_of_rows
 from normscope.results.result import Result
 from normscope.rounding import number, percentage
 
@@ -82,7 +82,7 @@ def differences_of_maps(results: Sequence[Result], labels: Iterable[str]) -> Res
     Returns:
         The maps, the table `map_changes`, and a sentence for each map that names the cell that differs most.
     """
-    (_, first), *others = named = list(zip(labels, results, strict=True))
+    (baseline, first), *others = zip(labels, results, strict=True)
     maps: list[TokenMap] = []
     tables: list[pd.DataFrame] = []
     sentences: list[Sentence] = []
@@ -91,11 +91,10 @@ def differences_of_maps(results: Sequence[Result], labels: Iterable[str]) -> Res
             found = MapDifference.of(later, before)
             if found is None:
                 continue
-            ends = (label, named[0][0])
-            maps.append(found.map(f"{label} minus {ends[1]}{f', text {text}' if len(first.maps) > 1 else ''}"))
+            maps.append(found.map(f"{label} minus {baseline}{f', text {text}' if len(first.maps) > 1 else ''}"))
             changes = found.changes()
             tables.append(changes.assign(result=label, text=text))
-            sentences.append(_sentence_of(changes, *ends))
+            sentences.append(_sentence_of(changes, label, baseline))
     changed = {CHANGES: pd.concat(tables, ignore_index=True)} if tables else {}
     return Result(maps=maps, tables=changed, sentences=sentences[:_MOST_TOLD])
 
@@ -110,7 +109,7 @@ def _sentence_of(changes: pd.DataFrame, later: str, before: str) -> Sentence:
     """
     leading = "attn_n" if "attn_n" in set(changes["measure"]) else changes["measure"].iloc[0]
     first = changes[changes["measure"] == leading].iloc[0]
-    name = _symbol(str(leading))
+    name = TITLES[leading].partition(" (")[0]
     if not first["difference"]:
         return Sentence(f"The maps of {later} and {before} do not differ.", table=CHANGES)
     query, key = (f"“{first[column]}”" for column in ("query_token", "key_token"))
@@ -125,10 +124,6 @@ def _sentence_of(changes: pd.DataFrame, later: str, before: str) -> Sentence:
         values = [percentage(float(first[column])) for column in ("later", "before")]
         what = f"{where}{query} receives {values[0]} of its {name} from {key} in {later} and {values[1]}"
     return Sentence(f"The largest change: {what} in {before}.", table=CHANGES, measure=str(leading))
-
-
-def _symbol(measure: str) -> str:
-    return (MEASURES | TARGET_MEASURES)[measure].split(" (")[0]
 
 
 def _common(later: Sequence[str], before: Sequence[str]) -> list[tuple[int, int]]:
@@ -152,20 +147,14 @@ def _part(
         queries=tuple(of.queries[each] for each in queries),
         keys=tuple(of.keys[each] for each in keys),
         layers=tuple(layers),
-        maps={name: _comparable(name, of.maps)[at] for name in measures},
+        maps={
+            name: (of.maps[name] if name in SIGNED_MEASURES else shares_of_rows(of.maps[name]))[at] for name in measures
+        },
         is_cross_attention=of.is_cross_attention,
         query_places=_chosen(of.query_places, queries) or tuple(queries),
         key_places=_chosen(of.key_places, keys) or tuple(keys),
         unit=of.unit,
     )
-
-
-def _comparable(name: str, maps: Mapping[str, np.ndarray]) -> np.ndarray:
-    values = maps[name]
-    if name in SIGNED_MEASURES:
-        return values
-    shares: np.ndarray = values / np.maximum(values.sum(axis=-1, keepdims=True), np.finfo(values.dtype).tiny)
-    return shares
 
 
 def _chosen(places: Sequence[int], chosen: Sequence[int]) -> tuple[int, ...]:

@@ -48,8 +48,17 @@ TARGET_MEASURES = {
 }
 """The same for maps with targets as rows: numbers that a model computes, and what each token adds to them."""
 
+TITLES = MEASURES | TARGET_MEASURES
+"""Titles of both."""
+
 SIGNED_MEASURES = ("share", "attn_s", *TARGET_MEASURES)
 """Measures whose values may be negative, which are drawn on a diverging scale."""
+
+
+def shares_of_rows(values: np.ndarray) -> np.ndarray:
+    """Values that cannot be negative as shares of what their query receives; 0 where that is nothing."""
+    shares: np.ndarray = values / np.maximum(values.sum(axis=-1, keepdims=True), np.finfo(values.dtype).tiny)
+    return shares
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +145,7 @@ class TokenMap:
             raise InputError(f"layer={layer}: expected {', '.join(map(str, self.layers))}")
         measures = [] if self.is_difference else self.maps
         unsigned = [measure for measure in measures if measure not in SIGNED_MEASURES]
-        titles = {measure: (MEASURES | TARGET_MEASURES)[measure] for measure in unsigned or self.maps}
+        titles = {measure: TITLES[measure] for measure in unsigned or self.maps}
         number = self.layers[-1] if layer is None else layer
         where = f"{'up to' if CUMULATIVE_MEASURES.intersection(titles) else 'in'} layer {number}"
         what = f"How much each {self.unit} (row) receives from each {self.unit} (column) {where}"

@@ -49,8 +49,8 @@ class Check(enum.Enum):
     """All tokens, in all layers."""
 
 
-class Difference(NamedTuple):
-    """One comparison."""
+class PartError(NamedTuple):
+    """How far one part of a layer is from what it is compared with."""
 
     layer: int
     part: str
@@ -132,7 +132,7 @@ class PartsCheck:
             queries = queries.to(token_mask.device, non_blocking=True)
         return PassCheck(self, check, layers, queries)
 
-    def require(self, compared: list[Difference], scores: Mapping[int, Tensor]) -> None:
+    def require(self, compared: list[PartError], scores: Mapping[int, Tensor]) -> None:
         """Check that everything that was compared is equal up to rounding.
 
         Args:
@@ -191,7 +191,7 @@ class PassCheck:
         self, check: PartsCheck, kind: Check, layers: frozenset[int], queries: Int[Tensor, " query"] | None
     ) -> None:
         self._check, self._kind, self._layers, self._queries = check, kind, layers, queries
-        self.compared: list[Difference] = []
+        self.compared: list[PartError] = []
         self.scores: dict[int, Tensor] = {}
 
     def known_large(self, layer: int) -> bool | None:
@@ -224,7 +224,7 @@ class PassCheck:
 
     def add_layer(self, layer: int, error: Float[Tensor, "batch token"]) -> None:
         """Note by how much what leaves a layer differs from the sum of its parts."""
-        self.compared.append(Difference(layer, "output", error.max()))
+        self.compared.append(PartError(layer, "output", error.max()))
 
     def sees(self, layer: int) -> bool:
         """Whether a layer is compared."""
@@ -250,9 +250,9 @@ class PassCheck:
         total, nowhere = weights.sum(dim=-1), block.alpha.given_to_nowhere
         total = total if nowhere is None else total + nowhere[..., queries]
         error = (total - 1).abs().amax(dim=1).masked_fill(~block.token_mask[:, queries], 0)
-        self.compared.append(Difference(block.layer, "sum of the attention weights", error.max()))
+        self.compared.append(PartError(block.layer, "sum of the attention weights", error.max()))
 
     def _compare(self, block: AttentionBlock, part: str, made: Tensor, given: Tensor, queries: Any) -> None:
         size = torch.linalg.vector_norm(given, dim=-1).clamp(min=torch.finfo(given.dtype).tiny)
         error = torch.linalg.vector_norm(made - given, dim=-1) / size
-        self.compared.append(Difference(block.layer, part, error.masked_fill(~block.token_mask[:, queries], 0).max()))
+        self.compared.append(PartError(block.layer, part, error.masked_fill(~block.token_mask[:, queries], 0).max()))

@@ -34,7 +34,7 @@ from normscope.models.blocks.block import AttentionBlock, TokenSelector
 from normscope.models.facts import ModelFacts, token_mask_of
 from normscope.models.observe.attention_function import IMPLEMENTATION, active, attention_by, unobserved
 from normscope.models.observe.cancelling import check_cancelled
-from normscope.models.observe.check import Check, Difference, PartsCheck, PassCheck
+from normscope.models.observe.check import Check, PartError, PartsCheck, PassCheck
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.layer_rerun import LayerRerun
 from normscope.models.observe.rotations import length_dependent_rotations, rotate_each_alone
@@ -118,7 +118,7 @@ class Observer:
         self._positions = {block.layer: block.norm_position for block in facts.blocks}
         self._known = KnownWeights(keeps=not is_offloaded(model))
         self._parameters = _Parameters(self)
-        self.compared: list[Difference] = []
+        self.compared: list[PartError] = []
         """What the last pass has compared."""
         self._exit = contextlib.ExitStack()
         self.current: _Pass | None = None

@@ -25,7 +25,7 @@ from normscope.maths.tensors import full_precision
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.facts import ModelFacts, token_mask_of
 from normscope.models.observe.attention_function import attention_by
-from normscope.models.observe.check import BOUNDS, Check, Difference, in_words, relative_error
+from normscope.models.observe.check import BOUNDS, Check, PartError, in_words, relative_error
 from normscope.models.observe.observer import Observer, Replacement
 from normscope.models.observe.rotations import length_dependent_rotations
 from normscope.models.probes import after_encoder, random_batch
@@ -198,7 +198,7 @@ class _Proof:
             observer.run(inputs, visit, replacements=replacements, check=Check.NOTHING)
         return layers
 
-    def _note(self, difference: Difference) -> None:
+    def _note(self, difference: PartError) -> None:
         error, check = float(difference.error), self._observer.check
         if math.isnan(error):
             raise InputError(
@@ -298,7 +298,7 @@ class _Comparison:
 
     def __init__(self, records: Sequence[_Untouched], token_mask: Bool[Tensor, "batch token"], *, layers: bool) -> None:
         self._records, self._token_mask, self._layers = records, token_mask, layers
-        self.found: list[Difference] = []
+        self.found: list[PartError] = []
 
     def attention(self, block: AttentionBlock) -> None:
         """Compare what W_O has written."""
@@ -325,7 +325,7 @@ class _Comparison:
         if expected is None or got.ndim != expected.ndim:
             return
         got, mask = got[record.texts, record.tokens], self._token_mask[record.texts, record.tokens]
-        self.found.append(Difference(layer, part, relative_error(got, expected, expected, mask)))
+        self.found.append(PartError(layer, part, relative_error(got, expected, expected, mask)))
 
 
 _SAME = 1e-3

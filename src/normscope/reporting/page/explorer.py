@@ -12,7 +12,7 @@ from markupsafe import Markup
 from normscope.reporting.page.elements import environment
 from normscope.reporting.page.sections import Section, render
 from normscope.results.figures import TextPair, are_ranked
-from normscope.results.maps import MEASURES, SIGNED_MEASURES, TARGET_MEASURES, TokenMap
+from normscope.results.maps import SIGNED_MEASURES, TITLES, TokenMap, shares_of_rows
 from normscope.rounding import counted
 
 _NEGATIVE = 1 << 15
@@ -48,8 +48,7 @@ def _where_norms_differ(token_maps: Sequence[TokenMap]) -> dict[str, Any] | None
     weights, norms = (_by_head(token_maps[number], measure) for measure in ("attn_w", "attn_n"))
     if weights is None or norms is None:
         return None
-    shares = [values / np.maximum(values.sum(axis=-1, keepdims=True), 1e-30) for values in (weights, norms)]
-    distances = np.abs(shares[0] - shares[1]).sum(axis=-1).mean(axis=-1) / 2
+    distances = np.abs(shares_of_rows(weights) - shares_of_rows(norms)).sum(axis=-1).mean(axis=-1) / 2
     layer, head = np.unravel_index(int(distances.argmax()), distances.shape)
     place = {"sentence": number, "layer": int(layer), "head": int(head) + 1 if token_maps[number].heads else 0}
     return {**place, "beside": "attn_w", "measure": "attn_n", "scale": "map"}
@@ -65,7 +64,7 @@ def _by_head(token_map: TokenMap, measure: str) -> np.ndarray | None:
 def about_measures() -> dict[str, Any]:
     """What the explorer's script knows of all measures."""
     return {
-        "measures": MEASURES | TARGET_MEASURES,
+        "measures": TITLES,
         "signed_measures": SIGNED_MEASURES,
     }
 
