@@ -503,6 +503,8 @@ class OpenBlocks:
             return False
         for each in carriers:
             trail: Trail = each._trail  # type: ignore[attr-defined]
+            if trail.is_closed:
+                continue
             before = made_of(trail.inputs)
             others = [other for one in given if one is not each and (other := made_of(one)) is not None]
             # A network that does not read the block's sum runs beside attention, even if it is added after it.
@@ -543,6 +545,7 @@ class OpenBlocks:
         if kind_of(carried) is not Kind.LINEAR:
             raise trail.refusal("what carries on is neither the sum with the residual connection nor a multiple of it")
         trail.carried, trail.after = carried, stack_of(carried)
+        trail.is_normed = is_scaled(trail.after, since=trail.sum)
         self._close(trail)
 
     def end_pass(self) -> None:
@@ -562,7 +565,7 @@ class OpenBlocks:
         self._trails.remove(trail)
         self._closed[trail.is_self] += 1
         layer = trail.layer = self._closed[trail.is_self] if trail.layer is None else trail.layer
-        self._visit(Block(layer, trail.is_self, trail))
+        self._visit(Block(layer, trail.is_self, trail.handed_over()))
 
 
 def _is_carrier(tensor: Tensor) -> bool:

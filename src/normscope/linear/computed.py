@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from normscope.linear.known import wholes
@@ -27,7 +28,7 @@ _GATES = _BENDS | TIMES
 class Computed:
     """A call of a function. In its arguments, tensors of the tokens are the calls that computed them."""
 
-    __slots__ = ("args", "function", "kwargs", "made", "name", "origin", "vectors")
+    __slots__ = ("_origin", "args", "function", "kwargs", "made", "name", "shape", "vectors")
 
     def __init__(
         self,
@@ -38,10 +39,16 @@ class Computed:
     ) -> None:
         self.name, self.function, self.args, self.kwargs = call
         self.made = made
-        self.origin = self if origin is None else origin
-        """The linear layer that it comes from, or what was there first: the same for all tensors that come from just that."""
+        self._origin = origin
         self.vectors = vectors
         """What a linear layer reads, or what was there first."""
+        self.shape: torch.Size | None = None
+        """That of what it gives, if it gives one tensor."""
+
+    @property
+    def origin(self) -> object:
+        """The linear layer that it comes from, or what was there first: the same for all tensors that come from just that."""
+        return self if self._origin is None else self._origin  # what referred to itself would outlive its layer
 
     @property
     def is_layer(self) -> bool:
@@ -107,6 +114,7 @@ def record(call: Call, given: Sequence[Tensor], made: Made, result: Any) -> None
     if whole is None:
         return
     if isinstance(result, Tensor):
+        whole.shape = result.shape
         result._computed = whole  # type: ignore[attr-defined]
         return
     for number, each in enumerate(tensors_in(result)):

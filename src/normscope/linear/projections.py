@@ -22,6 +22,7 @@ from normscope.linear.axes import Axes
 from normscope.linear.computed import Computed
 from normscope.linear.provenance import made_of
 from normscope.linear.rules import (
+    MOVES,
     SUMS,
     HeldFixed,
     Kind,
@@ -97,10 +98,16 @@ class Layer:
         vectors: Tensor = value(self._end)
         return vectors
 
-    @functools.cached_property
+    @property
     def output(self) -> Tensor:
         """x W + b, with the model's axes."""
         return self._of(self._vectors)
+
+    @functools.cached_property
+    def blank(self) -> Tensor:
+        """Zeros with the axes of the output, which take no memory."""
+        shape = self.computed.shape
+        return torch.zeros_like(self.output) if shape is None else self._vectors.new_zeros(1).expand(shape)
 
     def _of(self, vectors: Tensor) -> Tensor:
         made: Tensor = self.computed.run(lambda _operand: vectors, full_precision)
@@ -123,13 +130,13 @@ class Layer:
     @property
     def columns(self) -> int:
         """Number of outputs."""
-        return math.prod(self.output.shape[axis] for axis in self._given)
+        return math.prod(self.blank.shape[axis] for axis in self._given)
 
     def as_output(self, vectors: Float[Tensor, "batch token output"]) -> Tensor:
         """Vectors with the axes of the output."""
         vectors = self._axes._replace(dimension=-1).by_model(vectors)
         vectors = vectors.flatten(0, 1) if self._vectors.ndim == 2 else vectors
-        vectors = vectors.unflatten(-1, [self.output.shape[axis] for axis in self._given])
+        vectors = vectors.unflatten(-1, [self.blank.shape[axis] for axis in self._given])
         return vectors.movedim([*range(-len(self._given), 0)], list(self._given))
 
     @functools.cached_property
@@ -226,7 +233,8 @@ def rerun(end: Computed, layer: Layer, *, scrambled: bool = False) -> Rerun | No
         scrambled: Whether to put random numbers in place of tensors that do not depend on the tokens, such as angles; the same
             for all tokens.
     """
-    start = marked(layer.output.clone(), Kind.LINEAR)
+    moves = all(each.name in MOVES for each in _between(layer.computed, end))
+    start = marked(layer.blank.detach() if moves else layer.output, Kind.LINEAR)
     start._stack = Stack(None)
     generator = torch.Generator().manual_seed(0)
     made: dict[object, Any] = {layer.computed: start}
@@ -258,6 +266,14 @@ def rerun(end: Computed, layer: Layer, *, scrambled: bool = False) -> Rerun | No
         return None
     found = Rerun(start._stack, stack_of(result), centred[0] if centred else None)
     return None if any(step.mixes for step in found.steps) else found
+
+
+def _between(start: Computed, end: Computed) -> Sequence[Computed]:
+    """The functions after a linear layer."""
+    found = [end]
+    for each in found:
+        found += [operand for operand in each.operands if operand is not start and operand not in found]
+    return [each for each in found if each is not start]
 
 
 def _uncentred(each: Computed, value: Callable[[Computed], Any]) -> Tensor | None:
@@ -326,7 +342,7 @@ def _found_columns(computed: Computed, layer: Layer) -> HeadColumns | None:
     texts, tokens = inputs.shape[:2]
     rows = []
     for first in range(0, layer.columns, texts * tokens):  # every token reads another output
-        units = torch.zeros(texts * tokens, layer.columns, dtype=layer.output.dtype, device=layer.output.device)
+        units = torch.zeros(texts * tokens, layer.columns, dtype=layer.blank.dtype, device=layer.blank.device)
         units.diagonal(first).fill_(1)
         made = again.of(layer.as_output(units.unflatten(0, (texts, tokens))))
         rows.append(by_head(made, texts).transpose(1, 2).flatten(0, 1))
@@ -394,7 +410,7 @@ class Heads:
         self, columns: Int[Tensor, "head head_dim"], chosen: Bool[Tensor, " head_dim"] | None = None
     ) -> Float[Tensor, "batch head token head_dim"]:
         """What is made of ones in the chosen ones of some columns (all by default), and zeros in the others."""
-        ones = torch.zeros(self._layer.columns, dtype=self._layer.output.dtype, device=columns.device)
+        ones = torch.zeros(self._layer.columns, dtype=self._layer.blank.dtype, device=columns.device)
         ones[columns] = torch.ones_like(ones[0]) if chosen is None else chosen.to(ones).expand(columns.shape)
         assert self._layer.inputs is not None
         return self._made(self._layer.as_output(ones.expand(*self._layer.inputs.shape[:2], -1)))
@@ -444,7 +460,7 @@ class Heads:
     def _added(self) -> Float[Tensor, "head head_dim"] | None:
         """The biases that are added after the linear layer, as if they belonged to it; None if tokens' differ."""
         own, other = self._coefficients
-        constant = self._made(torch.zeros_like(self._layer.output), bias=True)
+        constant = self._made(self._layer.blank, bias=True)
         if other is None:
             added = constant / own
         else:

@@ -346,7 +346,7 @@ class _Transposed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Callable[[], Tensor], back: Callable[[Tensor], Any], *_operands: Tensor) -> Tensor:
         ctx.back = back
-        return value()
+        return value().detach()  # the value itself would be what its own step refers to, and outlive its layer
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -569,7 +569,10 @@ class HeldFixed(TorchFunctionMode):
         if self.ones is not None:
             constants = [self._constant(each) for each in constants]
         way = None if self.added is None else self.way(step)
-        made = marked(step.apply(*step.operands, *constants), Kind.LINEAR)
+        made = step.apply(*step.operands, *constants)
+        if len(step.operands) == 1 and made is step.operands[0]:  # `contiguous` of what already is
+            return made
+        marked(made, Kind.LINEAR)
         for each in tensors_in(made) if way is not None else ():
             each._way = way  # type: ignore[attr-defined]
         if step.activation is not None:
@@ -639,6 +642,8 @@ class HeldFixed(TorchFunctionMode):
         if way is not None:
             tensor._way = way  # type: ignore[attr-defined]
         if stack is not None:
+            if stack.step is not None:
+                stack.step.operands = [alias(each) if each is tensor else each for each in stack.step.operands]
             tensor._stack = stack  # type: ignore[attr-defined]
 
     def _with_part(self, whole: Tensor, part: Tensor, stack: Stack) -> Stack:
@@ -1049,6 +1054,16 @@ def sum_of(call: Call, one: Tensor, other: Tensor) -> Step:
         over=Tensor.add_ if only_adds else None,
         factored=Factored.plus if only_adds else None,
     )
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """The memory of a tensor that the model changes in place, and what is known of the tensor before.
+
+    A step that referred to the tensor itself, which refers to the step, would keep both until Python looks for such circles.
+    """
+    other = tensor.detach()
+    vars(other).update(vars(tensor))
+    return other
 
 
 def kept(tensor: Tensor) -> Tensor:

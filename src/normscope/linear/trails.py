@@ -1,5 +1,6 @@
 """An attention block while its vectors are followed, from attention to what carries on."""
 
+import copy
 import dataclasses
 
 from torch import Tensor
@@ -60,6 +61,8 @@ class Trail:
         self.carried: Tensor | None = None
         """What carries on: the sum or a multiple of it; None until that is known, if nothing has read the sum, and if a norm
         between W_O and the sum has closed the block."""
+        self.is_normed = False
+        """Whether what carries on is the sum's norm."""
         self.beside: list[Made] = []
         """How networks beside attention were made: what was added to the output of W_O, or after the sum without reading it."""
         self.nothing: dict[Stack, Tensor] = {}
@@ -76,6 +79,18 @@ class Trail:
         """Whether the block has been handed to the visitor, or merged with that of another head."""
         self.is_whole = False
         """Whether the layer is followed on from the sum."""
+
+    def handed_over(self) -> "Trail":
+        """What has been followed, for whoever reads the block. This trail forgets it.
+
+        Every tensor of the block refers to its trail. If that referred to them, none would be freed before Python's garbage
+        collector finds the circle.
+        """
+        whole = copy.copy(self)
+        self.attention, self.weights, self.nothing = [], [], {}
+        self.written = self.inputs = self.carried = None
+        self.output = self.sum = self.before_sum = self.after = Stack(None)
+        return whole
 
     @property
     def awaits_sum(self) -> bool:

@@ -14,7 +14,9 @@ from normscope.linear.rules import (
     Call,
     Kind,
     Stack,
+    Step,
     Way,
+    alias,
     kept,
     kind_of,
     stack_after,
@@ -22,7 +24,7 @@ from normscope.linear.rules import (
     sum_of,
     way_of,
 )
-from normscope.linear.trails import Trail, is_scaled, release, trail_of, unfollowed
+from normscope.linear.trails import Trail, release, trail_of, unfollowed
 
 VisitLayer = Callable[[int | None, FollowedLayer], None]
 """Called with a layer, and its number if a module runs it, when the model leaves it."""
@@ -119,7 +121,7 @@ class WholeLayers:
             return stack_of(wrote)
         if not way_of(x).residual:
             self.add(kept(x) if writes(call) else x, wrote)
-        stack = stack_after(sum_of(call, wrote, x))
+        stack = stack_after(_sum_of(call, wrote, x))
         trail.nothing[stack_of(x)] = x.new_zeros(1).view(1, *[1] * x.ndim)
         return Stack(stack.function, stack.operands, step=stack.step)
 
@@ -142,7 +144,7 @@ class WholeLayers:
         self.keeps_texts = self.keeps_texts or attention.value.ndim != 3 or writes(call)
         self._trail, self._open, self._begun = trail, self._begun, None
         self._shape, self._last = x.shape, {}
-        whole = stack_after(sum_of(call, *call.args[:2]))
+        whole = stack_after(_sum_of(call, *call.args[:2]))
         trail.sum.function, trail.sum.operands = whole.function, whole.operands
         trail.sum.over, trail.sum.is_new, trail.is_whole = whole.over, whole.is_new, True
 
@@ -172,9 +174,7 @@ class WholeLayers:
         if self._open is None:
             return
         assert self._trail is not None
-        carried = self._trail.carried
-        is_normed = carried is not None and is_scaled(stack_of(carried), since=self._trail.sum)
-        last = self._last.get(not is_normed)
+        last = self._last.get(not self._trail.is_normed)
         if last is not None:
             self._end(last)
 
@@ -192,6 +192,12 @@ class WholeLayers:
         if followed is None or lost is not None:
             raise NotFollowedError(number, lost or getattr(vectors, "_because", None))
         self._visit(number, followed)
+
+
+def _sum_of(call: Call, one: Tensor, other: Tensor) -> Step:
+    """A sum, which may be written into one of its tensors."""
+    changed = call.args[0] if writes(call) else None
+    return sum_of(call, *(alias(each) if each is changed else each for each in (one, other)))
 
 
 def _begin_at(tensor: Tensor) -> None:
