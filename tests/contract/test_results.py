@@ -172,6 +172,8 @@ def test_what_a_result_cannot_draw_or_save_is_one_line(tmp_path):
         (lambda: result.save(tmp_path / "file"), "file: cannot be written to: "),
         (lambda: result.figure("mixing"), "figure: expected no name, but a layer of the token maps, got 'mixing'"),
         (lambda: result.figure(layer=99), "layer=99: expected "),
+        (lambda: result.figure(text=99), "text: expected 1"),
+        (lambda: result.figure(measure="x"), "measure: expected one of attn_w, "),
         (lambda: result.figure(layer=True), "layer: expected a whole number, or None, got True"),
         (lambda: Result().figure("a"), "figure: expected no name, as there are no figures, got 'a'"),
         (lambda: Result().figure(), "figure: expected a result with figures or token maps"),

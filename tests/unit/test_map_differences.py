@@ -78,7 +78,10 @@ def test_a_map_does_not_differ_from_itself():
 def test_differences_are_drawn_on_a_signed_scale_and_can_be_saved(tmp_path):
     result = differences_of_maps([Result(maps=[made(BEFORE, 0)]), Result(maps=[made(LATER, 1)])], ["one", "other"])
     figure = result.maps[0].figure()
-    assert figure.largest == max(np.abs(values[1]).max() for values in result.maps[0].maps.values())
+    first = int(np.abs(result.maps[0].maps["attn_n"]).max(axis=(1, 2)).argmax())
+    assert figure.largest == max(np.abs(values[first]).max() for values in result.maps[0].maps.values())
+    assert f"in layer {result.maps[0].layers[first]};" in figure.caption
+    assert payload(result.maps)["start"] == {"sentence": 0, "layer": first, "measure": "attn_n"}
     assert figure.caption.startswith("other minus one: share of what each token (row) receives")
     assert payload(result.maps)["sentences"][0]["is_difference"]
     result.save(tmp_path)

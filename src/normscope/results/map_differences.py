@@ -94,20 +94,20 @@ def differences_of_maps(results: Sequence[Result], labels: Iterable[str]) -> Res
             maps.append(found.map(f"{label} minus {baseline}{f', text {text}' if len(first.maps) > 1 else ''}"))
             changes = found.changes()
             tables.append(changes.assign(result=label, text=text))
-            sentences.append(_sentence_of(changes, label, baseline))
+            sentences.append(_sentence_of(changes, found.later.leading, label, baseline))
     changed = {CHANGES: pd.concat(tables, ignore_index=True)} if tables else {}
     return Result(maps=maps, tables=changed, sentences=sentences[:_MOST_TOLD])
 
 
-def _sentence_of(changes: pd.DataFrame, later: str, before: str) -> Sentence:
+def _sentence_of(changes: pd.DataFrame, leading: str, later: str, before: str) -> Sentence:
     """The cell that differs most, in words.
 
     Args:
         changes: See `MapDifference.changes`.
+        leading: The measure.
         later: The label of the later result.
         before: That of the one it is compared with.
     """
-    leading = "attn_n" if "attn_n" in set(changes["measure"]) else changes["measure"].iloc[0]
     first = changes[changes["measure"] == leading].iloc[0]
     name = TITLES[leading].partition(" (")[0]
     if not first["difference"]:
@@ -123,7 +123,7 @@ def _sentence_of(changes: pd.DataFrame, later: str, before: str) -> Sentence:
     else:
         values = [percentage(float(first[column])) for column in ("later", "before")]
         what = f"{where}{query} receives {values[0]} of its {name} from {key} in {later} and {values[1]}"
-    return Sentence(f"The largest change: {what} in {before}.", table=CHANGES, measure=str(leading))
+    return Sentence(f"The largest change: {what} in {before}.", table=CHANGES, measure=leading)
 
 
 def _common(later: Sequence[str], before: Sequence[str]) -> list[tuple[int, int]]:

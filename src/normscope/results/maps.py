@@ -130,23 +130,38 @@ class TokenMap:
         """Whether rows are numbers that a model computes instead of tokens or words."""
         return not TARGET_MEASURES.keys().isdisjoint(self.maps)
 
-    def figure(self, layer: int | None = None) -> WordMaps:
+    @property
+    def leading(self) -> str:
+        """The measure that is looked at first."""
+        return "attn_n" if "attn_n" in self.maps else next(iter(self.maps))
+
+    @property
+    def first_layer(self) -> int:
+        """The layer that is looked at first: the last one; of a difference, the one with the largest."""
+        if not self.is_difference:
+            return self.layers[-1]
+        return self.layers[int(np.abs(self.maps[self.leading]).max(axis=(1, 2)).argmax())]
+
+    def figure(self, layer: int | None = None, measure: str | None = None) -> WordMaps:
         """Describe the maps of one layer side by side, without single heads; signed ones only if there are no others.
 
         This is what a figure shows; `Result.figure(layer=3)` draws it.
 
         Args:
-            layer: The number of the layer; the last one by default.
+            layer: The number of the layer; by default the last one, or of a difference the one with the largest.
+            measure: One of the measures; by default all that are not signed.
 
         Raises:
-            InputError: If there is no such layer.
+            InputError: If there is no such layer or measure.
         """
         if layer is not None and layer not in self.layers:
             raise InputError(f"layer={layer}: expected {', '.join(map(str, self.layers))}")
-        measures = [] if self.is_difference else self.maps
-        unsigned = [measure for measure in measures if measure not in SIGNED_MEASURES]
-        titles = {measure: TITLES[measure] for measure in unsigned or self.maps}
-        number = self.layers[-1] if layer is None else layer
+        if measure is not None and measure not in self.maps:
+            raise InputError(f"measure: expected one of {', '.join(self.maps)}, got {printable(repr(measure), 60)}")
+        measures = [each for each in self.maps if measure in (each, None)]
+        unsigned = [] if self.is_difference else [each for each in measures if each not in SIGNED_MEASURES]
+        titles = {each: TITLES[each] for each in unsigned or measures}
+        number = self.first_layer if layer is None else layer
         where = f"{'up to' if CUMULATIVE_MEASURES.intersection(titles) else 'in'} layer {number}"
         what = f"How much each {self.unit} (row) receives from each {self.unit} (column) {where}"
         table = tidy(

@@ -83,12 +83,16 @@ class Result:
         return next(iter(self.tables.values()), pd.DataFrame())
 
     @checked
-    def figure(self, name: str | None = None, *, layer: int | None = None) -> Picture:
+    def figure(
+        self, name: str | None = None, *, text: int | None = None, layer: int | None = None, measure: str | None = None
+    ) -> Picture:
         """Draw a figure, which notebooks display and `save` writes to a file.
 
         Args:
             name: One of `figures`; by default the first. Without figures, the maps of the first text are drawn.
-            layer: A layer of these maps, from 1, instead of a figure.
+            text: The text whose token maps are drawn instead of a figure, from 1.
+            layer: A layer of these maps, from 1.
+            measure: The only measure to draw, such as `attn_n`.
 
         Examples:
             >>> import normscope
@@ -96,9 +100,9 @@ class Result:
             >>> result.figure("mixing_by_layer").save("by_layer.pdf")
 
         Raises:
-            InputError: If there is no such figure or layer.
+            InputError: If there is no such figure, text, layer or measure.
         """
-        if layer is None and (name is not None or self.figures):
+        if text is None and layer is None and measure is None and (name is not None or self.figures):
             known = list(self.figures)
             if name is not None and name not in known:
                 instead = "but a layer of the token maps" if _has_maps(self.maps) else "as there are no figures"
@@ -107,7 +111,11 @@ class Result:
             return Picture(self.figures[name or known[0]])
         if not self.maps:
             raise InputError("figure: expected a result with figures or token maps, got one without")
-        return Picture(self.maps[0].figure(layer))
+        number = 1 if text is None else text
+        if not 1 <= number <= len(self.maps):
+            last = f" to {len(self.maps)}" if len(self.maps) > 1 else ""
+            raise InputError(f"text: expected 1{last}, got {number}")
+        return Picture(self.maps[number - 1].figure(layer, measure))
 
     def explorer(self) -> Explorer:
         """The token maps or pairs of texts as an interactive page, which notebooks display and `save` writes to a file.

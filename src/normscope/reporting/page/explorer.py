@@ -39,11 +39,15 @@ def payload(token_maps: Sequence[TokenMap], measure: str = "", *, alone: bool = 
 
 
 def _where_norms_differ(token_maps: Sequence[TokenMap]) -> dict[str, Any] | None:
-    """The state in which α is beside the ‖αf(x)‖ that differs most from it, of one head, or of a layer without single heads.
+    """The state in which α is beside the ‖αf(x)‖ that differs most from it, of one head, or of a layer without single heads;
+    of differences, the layer with the largest.
 
     Both are shares of a row; the difference is the total variation distance, averaged over rows. The text is the shortest one:
     two maps of it are seen whole.
     """
+    first = token_maps[0]
+    if first.is_difference:
+        return {"sentence": 0, "layer": first.layers.index(first.first_layer), "measure": first.leading}
     number = min(range(len(token_maps)), key=lambda at: len(token_maps[at].queries))
     weights, norms = (_by_head(token_maps[number], measure) for measure in ("attn_w", "attn_n"))
     if weights is None or norms is None:

@@ -1,18 +1,18 @@
-"""The commands whose results are kept: every analysis, on a tiny model of each kind and on real weights."""
+"""Commands that run every analysis on a tiny model of each kind, and whether two of them have measured the same."""
 
-import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from benchmarks.commands import ANALYSES
 from normscope.analyses.registry import analyses
-from tests.conftest import MINILM
 from tests.tiny import FAMILY_CONFIGS, STACK_CONFIGS
 from tests.treebank import write_treebank
 
@@ -36,30 +36,19 @@ TRANSLATIONS = [
     ("es ist kalt heute", "it is cold", "1-1 2-2 3-3 4p3"),
 ]
 
-EXACT = 1e-9
-"""Tolerance in float64, where sums may be taken in another order."""
-ROUNDED = 1e-3
-"""Tolerance in float32: kernels of other processors round differently, and every layer multiplies the difference."""
+TOLERANCE = 1e-9
+"""How far numbers may be apart, as a fraction of the largest one of their column: sums may be taken in another order."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """A run."""
-
-    arguments: tuple[str, ...]
-    tolerance: float
-    """How far numbers may be apart, as a fraction of the largest value of their column."""
-
-
-def commands(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Mapping[str, Command]:
-    """Write models and corpora into a folder, and say what is run on them.
+def commands(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Mapping[str, Sequence[str]]:
+    """Write models and corpora into a folder, and return the arguments of commands that run on them.
 
     Args:
         folder: An empty folder.
         tokenizer: MiniLM's.
 
     Returns:
-        Commands by name; all but `output_dir`.
+        The arguments of each command by its name; all but `output_dir`.
     """
     corpora = _corpora(folder)
     bert = _saved(AutoModelForMaskedLM, FAMILY_CONFIGS["bert"], tokenizer, folder / "bert")
@@ -85,19 +74,10 @@ def commands(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Mapping[str, C
         "t5_cross": (t5, cross, "model.stack=cross", chosen, *gold, *corpora["translations"]),
         "marian": (marian, cross, "model.stack=cross", chosen, *gold, *corpora["translations"]),
     }
-    real = {
-        "minilm": (MINILM, every, "layers=[2,6]", short, *corpora["texts"]),
-        "minilm_pairs": (MINILM, "analysis=similarity", *corpora["pairs"]),
-        "minilm_treebank": (MINILM, "analysis=syntax", "layers=[2,6]", *corpora["treebank"]),
-    }
-    return {
-        name: Command((f"model.name={model}", *given, f"device.dtype={dtype}", *_QUICK), tolerance)
-        for group, dtype, tolerance in ((tiny, "float64", EXACT), (real, "float32", ROUNDED))
-        for name, (model, *given) in group.items()
-    }
+    return {name: (f"model.name={model}", *given, *_COMMON) for name, (model, *given) in tiny.items()}
 
 
-_QUICK = ("device=cpu", "tracking=disabled", "report.enabled=false")
+_COMMON = ("device=cpu", "device.dtype=float64", "tracking=disabled", "report.enabled=false")
 
 
 def _saved(auto: Any, settings: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
@@ -127,3 +107,34 @@ def _corpora(folder: Path) -> Mapping[str, tuple[str, str]]:
         "translations": ("dataset=parallel", f"dataset.path={files['translations.txt']}"),
         "treebank": ("dataset=conllu", f"dataset.path={write_treebank(folder)}"),
     }
+
+
+def differences(run: Path, other: Path) -> list[str]:
+    """A line for each column of a table, or metric, that differs between the folders of two runs."""
+    tables, others = _tables(run), _tables(other)
+    assert tables.keys() == others.keys()
+    return [
+        f"{name}.{column}"
+        for name, table in tables.items()
+        for column in table
+        if not _equal(table[column], others[name][column])
+    ]
+
+
+def _tables(folder: Path) -> Mapping[str, pd.DataFrame]:
+    named = tuple(f"{name}_" for name in analyses())
+    tables = {path.stem: pd.read_parquet(path) for path in sorted((folder / "tables").glob("*.parquet"))}
+    metrics = json.loads((folder / "results.json").read_text())["metrics"]
+    return {name: table for name, table in tables.items() if name.startswith(named)} | {
+        "metrics": pd.DataFrame({name: [value] for name, value in metrics.items()}, dtype=float)
+    }
+
+
+def _equal(one: pd.Series, other: pd.Series) -> bool:
+    if not pd.api.types.is_float_dtype(one):
+        return one.astype(str).tolist() == other.astype(str).tolist()
+    a, b = (values.to_numpy(dtype=np.float64, na_value=np.nan) for values in (one, other))
+    if one.name == "std":  # sums give the square; the root of what rounding leaves of 0 is large
+        a, b = a**2, b**2
+    scale = np.nanmax(np.abs(a), initial=1e-12, where=~np.isnan(a))
+    return np.allclose(a, b, rtol=0, atol=TOLERANCE * scale, equal_nan=True)
