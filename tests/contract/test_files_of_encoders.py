@@ -160,6 +160,7 @@ def tuned(saved, tmp_path_factory) -> Path:
         modules=[before[0], Pooling(24, "mean"), before[2]], device="cpu", similarity_fn_name="dot"
     )
     encoder.add_adapter(LoraConfig(r=2, target_modules=["query", "value"], task_type="FEATURE_EXTRACTION"))
+    torch.manual_seed(0)
     for name, parameter in encoder.named_parameters():
         if "lora_" in name:
             nn.init.normal_(parameter, std=0.5)

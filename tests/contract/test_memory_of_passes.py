@@ -30,7 +30,8 @@ def kept_by_layer(family, *, feed_forward):
     smallest = LENGTHS[0] * facts.width
 
     def count(_visited):
-        tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+        young = gc.get_objects(generation=0)  # all that has been made since the collection
+        tensors = [each for each in young if issubclass(type(each), torch.Tensor)]
         counts.append(sum(each.numel() >= smallest and not isinstance(each, torch.nn.Parameter) for each in tensors))
 
     observer = Observer(model, facts, feed_forward=feed_forward)
