@@ -7,6 +7,7 @@ import pandas as pd
 
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.stored.stored_weights import number_format
+from normscope.results.run_files import FUNCTION
 from normscope.running.facts import software
 
 
@@ -30,7 +31,7 @@ def described(model: LoadedModel, function: str, texts: Sequence[str], **argumen
             "sequences": len(texts),
         },
         "config": {
-            "function": function,
+            FUNCTION: function,
             "model": {"name": model.name},
             "text": " | ".join(dict.fromkeys(texts)),
             **given,

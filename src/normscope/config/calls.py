@@ -1,7 +1,6 @@
 """Arguments of Python functions: pydantic checks them against their annotations, and one line says which is wrong."""
 
 import dataclasses
-import difflib
 import enum
 import functools
 import inspect
@@ -25,6 +24,7 @@ from typing_extensions import TypeAliasType
 
 from normscope.config.keys import in_words
 from normscope.config.rules import Expected
+from normscope.config.schema import suggestion
 from normscope.errors import InputError, describe_type, printable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,8 +56,7 @@ def checked(target: F) -> F:
             given = signature.bind(*args, **kwargs)
         except TypeError as error:
             unknown = [name for name in kwargs if name not in signature.parameters]
-            meant = [difflib.get_close_matches(name, signature.parameters, 1) for name in unknown]
-            hint = f"; did you mean {meant[0][0]!r} instead of {unknown[0]!r}?" if meant and meant[0] else ""
+            hint = suggestion(unknown[0], signature.parameters) if unknown else ""
             raise TypeError(f"{target.__qualname__}() {error}{hint}") from None
         for name, adapter in adapters().items():
             if name in given.arguments:

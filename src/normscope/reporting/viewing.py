@@ -28,7 +28,7 @@ from normscope.reporting.terminal import say
 from normscope.results.findings import Summary
 from normscope.results.map_differences import differences_of_maps
 from normscope.results.result import Result
-from normscope.results.run_files import RESULTS, Status
+from normscope.results.run_files import FUNCTION, RESULTS, Status
 from normscope.untrusted.writing import write_file, write_named
 
 _ONE = "a normscope.Result"
@@ -105,7 +105,7 @@ def compare(results: Results) -> Result:
         tables = {name: getattr(comparison, name) for name in _COMPARED}
         different = in_terminal.most_different(comparison)
         maps = differences_of_maps(several, comparison.runs["label"])
-        are_texts = all("function" in result.config for result in several)
+        are_texts = all(FUNCTION in result.config for result in several)
         return Result(
             tables={name: rows for name, rows in {**tables, **maps.tables}.items() if len(rows)},
             maps=maps.maps,
@@ -114,7 +114,7 @@ def compare(results: Results) -> Result:
             summaries={"": Summary(different, digits=3, caption="Measures that differ most")} if len(different) else {},
             notes=comparison.failures,
             facts={"model": comparison.model, "sequences": len(several)},
-            config={"function": "compare", "text": comparison.title},
+            config={FUNCTION: "compare", "text": comparison.title},
         )
 
 

@@ -17,6 +17,9 @@ from normscope.errors import InputError, printable
 from normscope.rounding import brief_share, counted
 from normscope.untrusted.plain_data import MIB, Kind, json_mapping, require, shown, yaml_mapping
 
+FUNCTION = "function"
+"""The key of a config that names the function of single texts, which are their own corpus. The config of a run lacks it."""
+
 Type = Literal["string", "integer", "number", "object", "array"]
 """A type of JSON."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from normscope.config.schema import INCIDENTAL
 from normscope.errors import visible
+from normscope.results.run_files import FUNCTION
 
 # Config keys left out of labels: those that affect no result, and those that `analysis` and `model` imply.
 _UNLABELLED = re.compile(rf"^(({'|'.join(INCIDENTAL)}|model\.pin)(\.|$)|analysis\..*enabled$)")
@@ -121,7 +122,7 @@ def title(configs: Sequence[Config]) -> str:
         words = f"{len(configs)} runs over {', '.join(each[:-1])} and {each[-1]}"
     if not words:
         words = f"{len(configs)} {'run' if len(configs) == 1 else 'runs'}"
-    if all("function" in config for config in configs):  # single texts, which are their own corpus
+    if all(FUNCTION in config for config in configs):
         return f"Comparison of {words}"
     if "models" not in counts:
         words += f" of {last_part(str(configs[0].get('model.name')))}"
