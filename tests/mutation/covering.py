@@ -30,6 +30,8 @@ _OTHERS = {
     *("test_wrong_calls", "test_interrupts", "test_forks", "test_waiting", "test_offloading", "test_changed_weights"),
     *("test_live_server", "test_live_connections", "test_explorers", "test_figures_fit", "test_codes_on_pages"),
     *("test_documentation", "test_captions", "test_peers", "test_architectures", "test_proof"),
+    *("test_sabotage", "test_recognised_attention", "test_recognised_blocks", "test_recognised_projections"),
+    *("test_memory_of_passes", "test_hybrids", "test_root_modules", "test_identity", "test_accelerators"),
     *("test_known_truth", "test_training"),
     *("test_families", "test_rotations", "test_own_weights", "test_heads"),
     *("test_corpora", "test_data", "test_files", "test_sentence_splitting", "test_figures"),
