@@ -107,7 +107,7 @@ def expected(
         curves=curves | share_curves(shares) | {f"change/{step}": curve for step, curve in changes.items()},
         figures=_figures(layers, categories, methods, ratios, change),
         summary=summary_by_category(tokens[tokens["method"] == own[-1]], layers, categories),
-        sentences=_sentences(metrics, post),
+        sentences=_sentences(metrics, curves, post),
         notes=["feedforward: the sample is drawn from sequences of at most 64 tokens (analysis.feedforward.tokens)"],
         by_sequence={f"{method}/mean": means_by_sequence(tokens, layers, method) for method in own}
         | shares_by_sequence(shares, layers),
@@ -311,7 +311,7 @@ def _figures(layers, categories, methods, ratios, change) -> dict[str, Picture]:
     }
 
 
-def _sentences(metrics: Mapping[str, float], post: bool) -> list[str]:
+def _sentences(metrics: Mapping[str, float], curves: Mapping[str, Mapping[int, float]], post: bool) -> list[str]:
     last = metrics["atbffresln_n/mean" if post else "atbffres_n/mean"]
     alone, whole = metrics["change/ff"], metrics["change/ff+res+ln" if post else "change/ff+res"]
     amount = three_digits(whole).removeprefix("+")
@@ -320,9 +320,12 @@ def _sentences(metrics: Mapping[str, float], post: bool) -> list[str]:
         change = "the same"
     elif not visibly_apart(alone, whole):
         change = f"about the same: {amount}"
+    before, after = curves["atb_n/mean"], curves[f"{'atbffresln_n' if post else 'atbffres_n'}/mean"]
+    largest = max(before, key=lambda layer: abs(after[layer] - before[layer]))
     return [
         f"After the whole layer, the mean mixing ratio is {percent(last)}; after the attention block, it is "
-        f"{percent(metrics['atb_n/mean'])}.",
+        f"{percent(metrics['atb_n/mean'])}. The change is largest in layer {largest}, from {percent(before[largest])} to "
+        f"{percent(after[largest])}.",
         f"The feed-forward network alone changes the order of contributions by {three_digits(alone).removeprefix('+')} "
         f"(1 − Spearman's ρ); with what follows it in the layer, the change is {change}.",
     ]
@@ -365,6 +368,19 @@ CASES = [
         [
             "After the whole layer, the mean mixing ratio is 30%; after the attention block, it is 25%.",
         ],
+    ),
+    (
+        {"atb_n/mean": 0.25, "atbffres_n/mean": 0.24},
+        {"by_layer": {1: (0.3, 0.25), 6: (0.286, 0.378), 7: (0.2, 0.21)}},
+        [
+            "After the whole layer, the mean mixing ratio is 24%; after the attention block, it is 25%. The change is largest "
+            "in layer 6, from 29% to 38%.",
+        ],
+    ),
+    (
+        {"atb_n/mean": 0.25, "atbffres_n/mean": 0.24},
+        {"by_layer": {2: (0.25, 0.24)}},
+        ["After the whole layer, the mean mixing ratio is 24%; after the attention block, it is 25%."],
     ),
     *(
         (

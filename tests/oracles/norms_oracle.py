@@ -489,7 +489,10 @@ CASES = [
     ),
     (
         NORMS | {"alpha/sep": 0.6, "alpha_f/sep": 0.5},  # further apart than those of [CLS]
-        ["The [SEP] tokens receive 60% of the attention weight but contribute only 10% of Σ‖αf(x)‖."],
+        [
+            "The [SEP] tokens receive 60% of the attention weight but contribute only 10% of Σ‖αf(x)‖.",
+            "The [CLS] tokens receive 25% of the attention weight but contribute only 2.0% of Σ‖αf(x)‖.",
+        ],
     ),
     ({"alpha_f/all": 5.0, "alpha_f/cls": 0.001, "share/all": 0.9, "share/cls": 0.0008}, []),  # 0.0% and 0.1%
     *(
@@ -533,10 +536,11 @@ CASES = [
     ({name: value for name, value in NORMS.items() if name != "alpha_f/all"}, []),
     (NORMS | {"alpha_f/all": 0.0}, []),
     (
-        # The further of the two, and of the two that norms overstate.
+        # The further of the two first, and of the two that norms overstate.
         NORMS | {"alpha/sep": 0.3, "alpha_f/sep": 0.5, "share/all": 1.0, "share/cls": 0.0, "share/sep": 0.01},
         [
             "The [CLS] tokens receive 25% of the attention weight but contribute only 2.0% of Σ‖αf(x)‖.",
+            "The [SEP] tokens receive 30% of the attention weight but contribute only 10% of Σ‖αf(x)‖.",
             "Norms overstate what [SEP] tokens contribute: these have 10% of Σ‖αf(x)‖, but 1.0% of what comes from all "
             "tokens along the output vectors, where contributions add up.",
         ],

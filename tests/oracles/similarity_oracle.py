@@ -157,7 +157,9 @@ def expected(
         summary = by_category.reset_index().pivot(index="category_a", columns="category_b", values="contribution")
         summary = summary.rename(index=spoken, columns=spoken)
         of_query = specimen.ranked if options.rows is None else ()
-        sentences = [*(_similar(of_query, row, pairs, matrices, values) for row in drawn[:1]), *sentences]
+        examples = [_similar(of_query, row, pairs, matrices, values) for row in drawn[:1]]
+        after = 0 if of_query or len(pairs) == 1 else 1
+        sentences[after:after] = examples
     if specimen.ranked:
         first = tables["pairs"].query("query == 1").sort_values("rank")
         summary = first.set_index("rank")[["document", "value"]].rename(columns={"value": "cosine"})
@@ -529,6 +531,15 @@ CASES = [
         {"drawn": {4: DrawnPair(SIMILAR, 2, []), 5: DrawnPair(SIMILAR, 0, [])}},
         [
             "The cosine similarity of query 1 and document 2, the most similar one, is 0.300; no pair of words adds to it."
+        ],
+    ),
+    (
+        {"pairs": 2.0, "cosine": 0.5, "with_bias": 0.0},
+        {"drawn": {4: DrawnPair(SIMILAR, 0, [])}},
+        [
+            "The mean cosine similarity of 2 pairs of texts is 0.50: pairs of tokens add 0.50, and pairs with the "
+            "model's biases on at least one side add 0.",
+            "The cosine similarity of pair 4 is 0.300; no pair of words adds to it.",
         ],
     ),
     (

@@ -16,6 +16,12 @@ def test_answers_come_first_then_surprises_then_the_rest():
     assert [sentence.analysis for sentence in top] == ["one", "three", "one", "one", "three"]
 
 
+def test_the_answer_with_the_largest_effect_is_first():
+    small, large = Sentence("small", effect=0.1, analysis="one"), Sentence("large", effect=0.4, analysis="two")
+    later = Sentence("larger, but no answer", effect=0.9, analysis="one")
+    assert ranked([small, later, large]) == [large, small, later]
+
+
 def test_at_most_five_are_on_top():
     top = ranked([sentence for name in "abcdefg" for sentence in of(name, f"{name} 0", f"{name} 1")])
     assert top == [f"{name} 0" for name in "abcde"]

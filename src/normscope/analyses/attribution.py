@@ -530,8 +530,13 @@ def _faithfulness(
             ]
             tied += [] if best in above else ["a random order"]
             text = _of_best(words, methods, random, tied)
-        sentences.append(Sentence(text, figure="faithfulness", table="ranking"))
+        effect = value - random if above and quantity in _SHARES else 0.0
+        sentences.append(Sentence(text, figure="faithfulness", table="ranking", effect=effect))
     return sentences
+
+
+_SHARES = ("probability", "answer", "cosine")
+"""Quantities that fall by at most 1, or, a cosine, little more."""
 
 
 def _of_best(words: str, methods: Sequence[tuple[float, str]], random: float, tied: Sequence[str]) -> str:

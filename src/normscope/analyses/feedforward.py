@@ -5,6 +5,7 @@ much each step in between changes the order of contributions, and which pairs of
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -113,7 +114,7 @@ class FeedForwardAnalysis(Analysis):
                 "sequences": self._ratios.by_sequence(set(overall["method"])),
             },
             metrics=rolled.metrics,
-            sentences=sentences_of(rolled.metrics),
+            sentences=sentences_of(rolled.metrics, _by_layer(overall, self._stages[-1])),
             curves=rolled.curves,
             figures=describe_figures(reported_rows(ratios, self.context.categories), overall_rows(ratios), change),
             summaries={self.info.name: Summary(summary, digits=1, caption=caption_by_category(title, summary))},
@@ -269,24 +270,44 @@ def describe_figures(shown: pd.DataFrame, overall: pd.DataFrame, change: pd.Data
     return figures
 
 
-def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
+def _by_layer(overall: pd.DataFrame, stage: str) -> Mapping[int, tuple[float, float]]:
+    """The mean mixing ratios after the attention block and after the whole layer, by layer.
+
+    Args:
+        overall: The table `mixing_by_layer`, over all tokens.
+        stage: The end of the layer.
+    """
+    by_layer = overall.pivot(index="layer", columns="method", values="mean")
+    names = ["atb_n", f"{stage}_n"]
+    if not set(names) <= set(by_layer.columns):
+        return {}
+    return {int(layer): (before, after) for layer, before, after in by_layer[names].itertuples()}
+
+
+def sentences_of(
+    metrics: Mapping[str, float], by_layer: Mapping[int, tuple[float, float]] = MappingProxyType({})
+) -> list[Sentence]:
     """The mixing ratio of the whole layer beside that of the attention block, and what the network does to the maps.
 
     Args:
         metrics: Numbers by name; missing ones are skipped.
+        by_layer: The ratios after the attention block and after the whole layer.
     """
     sentences: list[Sentence] = []
     block = metrics.get("atb_n/mean")
     last = _first_of(metrics, "atbffresln_n/mean", "atbffres_n/mean")
     if block is not None and last is not None:
-        sentences.append(
-            Sentence(
-                f"After the whole layer, the mean mixing ratio is {brief_share(last, block)}; after the attention block, it is "
-                f"{brief_share(block, last)}.",
-                figure="by_layer",
-                table="mixing_by_layer",
-            )
+        text = (
+            f"After the whole layer, the mean mixing ratio is {brief_share(last, block)}; after the attention block, it is "
+            f"{brief_share(block, last)}"
         )
+        effect = abs(last - block)
+        if len(by_layer) > 1:
+            layer, (before, after) = max(by_layer.items(), key=lambda item: abs(item[1][1] - item[1][0]))
+            effect = abs(after - before)
+            moved = f"from {brief_share(before, after)} to {brief_share(after, before)}"
+            text += f". The change is largest in layer {layer}, {moved}"
+        sentences.append(Sentence(f"{text}.", figure="by_layer", table="mixing_by_layer", effect=effect))
     alone, whole = metrics.get("change/ff"), _first_of(metrics, "change/ff+res+ln", "change/ff+res")
     if alone is not None and whole is not None:
         first, then = compared(brief, alone, whole)

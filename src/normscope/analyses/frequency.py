@@ -362,7 +362,8 @@ def sentences_of(metrics: Mapping[str, float], bounds: Mapping[str, float] = Map
         f"{_answer(metrics.get('spearman/f/with_specials'))}special tokens included, a token's frequency rank (1: most "
         f"frequent) has a rank correlation of {enumeration(parts)}."
     )
-    return [Sentence(begun(text), figure="scatter", table="correlation")]
+    effect = abs(metrics.get("spearman/f/with_specials", 0.0))
+    return [Sentence(begun(text), figure="scatter", table="correlation", effect=effect)]
 
 
 def _answer(lengths: float | None) -> str:

@@ -174,6 +174,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
             figure="by_layer",
             table="by_layer",
             measure=method,
+            effect=abs(mean - (_HALF if by_weights is None else by_weights)),
         ),
         Sentence(
             f"The mixing ratio, which includes {_INCLUDED[method]}, ranges from {lowest} to {highest} over "

@@ -481,7 +481,7 @@ def _in_order(parts: tuple[T, T], opens_with: NormsOpening) -> tuple[T, T]:
 
 
 def _weight_and_norm(metrics: Mapping[str, float]) -> list[Sentence]:
-    """The category whose weight and contribution are furthest apart, of those that stand out in the paper."""
+    """Weight and contribution of each category that stands out in the paper, beginning with the one where they differ most."""
     weights, norms = (by_axes(f"{measure}/<category>", metrics) for measure in ("alpha", "alpha_f"))
     every = norms.get(ALL)
     pairs = {
@@ -489,17 +489,18 @@ def _weight_and_norm(metrics: Mapping[str, float]) -> list[Sentence]:
         for category in ("cls", "sep", "first", "punctuation")
         if every and category in weights and category in norms
     }
-    if not pairs:
-        return []
-    category = max(pairs, key=lambda name: abs(pairs[name][0] - pairs[name][1]))
-    weight, norm = pairs[category]
+    order = sorted(pairs, key=lambda name: -abs(pairs[name][0] - pairs[name][1]))
+    return [_of_category(category, *pairs[category]) for category in order]
+
+
+def _of_category(category: str, weight: float, norm: float) -> Sentence:
     received, contributed = compared(brief_share, weight, norm)
     little = norm < weight / 2 and shares_differ(norm, weight)
     text = (
         f"The {category_name(category)} tokens receive {received} of the attention weight "
         f"{'but contribute only' if little else 'and contribute'} {contributed} of Σ‖αf(x)‖."
     )
-    return [Sentence(text, figure="by_layer", table="by_layer", surprising=little)]
+    return Sentence(text, figure="by_layer", table="by_layer", surprising=little, effect=abs(weight - norm))
 
 
 def _norm_and_share(metrics: Mapping[str, float]) -> list[Sentence]:

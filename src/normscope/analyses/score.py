@@ -478,7 +478,7 @@ def sentences_of(
     outliers: Sequence[int] = (),
     favoured: Mapping[int, Mapping[str, Sequence[int]]] | None = None,
 ) -> list[Sentence]:
-    """What the outliers favour, how few dimensions explain the scores, the outliers' share, and the effect of removing them.
+    """The effect of removing the outliers, what they favour, how few dimensions explain the scores, and the outliers' share.
 
     Args:
         metrics: Numbers by name; missing ones are skipped.
@@ -486,13 +486,13 @@ def sentences_of(
         favoured: By outlier dimension and category of the key, the layers in which it favours the category most; None if that
             is not known.
     """
-    sentences = [*([] if favoured is None else [_favours(favoured)]), *_concentrated(metrics)]
+    sentences = [*_removed(metrics), *([] if favoured is None else [_favours(favoured)]), *_concentrated(metrics)]
     if metrics.get("share_of_outliers/mean"):  # exactly 0 if there are no outliers
         share = brief_share(metrics["share_of_outliers/mean"])
         named = f" ({enumeration([str(dimension) for dimension in outliers])})" if outliers else ""
         text = f"The share of the outlier dimensions{named} in the spread of a query's scores is {share}."
         sentences.append(Sentence(text, table="concentration"))
-    return [*sentences, *_weighed(metrics), *_removed(metrics)]
+    return [*sentences, *_weighed(metrics)]
 
 
 def _favours(favoured: Mapping[int, Mapping[str, Sequence[int]]]) -> Sentence:
@@ -570,4 +570,4 @@ def _removed(metrics: Mapping[str, float]) -> list[Sentence]:
         f"Without the outlier dimensions' part of the scores, in one block at a time, the attention weight on "
         f"{category_name(most)} tokens {movement(before, after, *controlled)}{comparison}."
     )
-    return [Sentence(text, figure="intervention", table="intervention")]
+    return [Sentence(text, figure="intervention", table="intervention", effect=abs(after - before))]

@@ -495,7 +495,7 @@ def sentences_of(
     *,
     maps: bool = True,
 ) -> list[Sentence]:
-    """Why two texts are similar, what the mean similarity consists of, and how far it agrees with gold scores.
+    """What the mean similarity of several pairs consists of, why two texts are similar, and the agreement with gold scores.
 
     Args:
         metrics: Numbers by name; missing ones are skipped.
@@ -503,7 +503,10 @@ def sentences_of(
         drawn: Pairs that are drawn, by their rows.
         maps: Whether there is a table of pairs of categories.
     """
-    return [*map(_similar, list(drawn.items())[:1]), *_made_of(metrics, maps=maps), *_beside_gold(metrics, friends)]
+    # The pair, or the first query, is what one asks about; among many pairs, one is an example.
+    example, of_all = list(map(_similar, list(drawn.items())[:1])), _made_of(metrics, maps=maps)
+    is_one = metrics.get("pairs", 1) <= 1 or any(pair.document for pair in drawn.values())
+    return [*(example + of_all if is_one else of_all + example), *_beside_gold(metrics, friends)]
 
 
 def _similar(drawn: tuple[int, DrawnPair]) -> Sentence:
@@ -540,6 +543,7 @@ def _made_of(metrics: Mapping[str, float], *, maps: bool) -> list[Sentence]:
             f"{_verb(with_bias)} {biases}.{most}",
             figure="by_category" if maps else "",
             table="by_category" if maps else "pairs",
+            effect=largest,
         )
     ]
 

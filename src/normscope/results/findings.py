@@ -25,6 +25,8 @@ class Sentence(str):
     """The measure of token maps that the sentence is about; empty if there is none."""
     surprising: bool
     """Whether it contradicts what attention weights suggest, or what one would expect."""
+    effect: float
+    """How large what it says is, as a share of what its measure can differ by at most; 0 if it states no difference."""
     analysis: str
     """The analysis that the finding is from; empty while the sentence is still among that analysis's own results."""
 
@@ -36,12 +38,13 @@ class Sentence(str):
         table: str = "",
         measure: str = "",
         surprising: bool = False,
+        effect: float = 0.0,
         analysis: str = "",
     ) -> "Sentence":
         """The text, with the names of the figure and the table that show it."""
         sentence = super().__new__(cls, text)
         sentence.figure, sentence.table, sentence.measure = figure, table, measure
-        sentence.surprising, sentence.analysis = surprising, analysis
+        sentence.surprising, sentence.effect, sentence.analysis = surprising, effect, analysis
         return sentence
 
     @classmethod
@@ -73,10 +76,12 @@ MOST_ON_TOP = 5
 def ranked(sentences: Sequence[Sentence]) -> list[Sentence]:
     """The findings at the top of a report, at most `MOST_ON_TOP`.
 
-    The first finding of each analysis comes first, then surprising findings, then the rest.
+    The first finding of each analysis, which answers its question, comes first: the larger its effect, the earlier. Then come
+    surprising findings, then the rest.
     """
     answers = {sentence.analysis: sentence for sentence in reversed(sentences)}
     first = [sentence for sentence in sentences if answers[sentence.analysis] is sentence]
+    first.sort(key=lambda sentence: -sentence.effect)
     surprises = [sentence for sentence in sentences if sentence.surprising]
     order = {id(sentence): sentence for sentence in [*first, *surprises, *sentences]}
     return list(order.values())[:MOST_ON_TOP]
