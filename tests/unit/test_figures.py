@@ -56,6 +56,18 @@ def word_map(words: list[str], title: str) -> WordMaps:
 
 
 @pytest.mark.draws
+def test_the_line_that_a_figure_is_about_is_the_strongest():
+    table = pd.DataFrame({"layer": [1, 2] * 3, "value": range(6), "line": ["a", "a", "b", "b", "c", "c"]})
+    figure = Lines(table, "layer", "value", "line", "", "value", {name: name for name in "abc"}, leading="b")
+    with styled():
+        lines = laid_out(figure, caption=False).axes[0].get_lines()
+        first, leading, last = (line for line in lines if len(line.get_xdata()) > 1)
+        assert leading.get_linewidth() > 1.5 * max(first.get_linewidth(), last.get_linewidth())
+        assert (leading.get_color(), leading.get_linestyle()) == (mpl.rcParams["text.color"], "-")
+        assert leading.get_zorder() > max(first.get_zorder(), last.get_zorder())
+
+
+@pytest.mark.draws
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("x", ["layer", "depth", "rank"])
 def test_lines_do_not_cross_layers_that_were_not_measured(named, x):

@@ -218,9 +218,10 @@ def ratio_lines(overall: pd.DataFrame, titles: Mapping[str, str], caption: str) 
 
     Args:
         overall: The ratios over all tokens.
-        titles: Titles of the methods.
+        titles: Titles of the methods. The last one that was measured includes most of the block, and leads.
         caption: What the lines show, and how to read them.
     """
+    measured = set(overall["method"])
     return Lines(
         table=_in_percent(overall),
         x="layer",
@@ -230,6 +231,7 @@ def ratio_lines(overall: pd.DataFrame, titles: Mapping[str, str], caption: str) 
         y_label="mean mixing ratio (%)",
         limits=(0.0, 100.0),
         caption=caption,
+        leading=next((method for method in reversed([*titles]) if method in measured), ""),
     )
 
 

@@ -94,6 +94,8 @@ class Lines:
     """By default the name of `x`."""
     steps: bool = False
     """Whether x counts training steps, on a logarithmic axis that has room for step 0."""
+    leading: str = ""
+    """The line that the figure is about, which is the strongest; empty if all are equal."""
 
     def __post_init__(self) -> None:
         if self.series_titles is not None:

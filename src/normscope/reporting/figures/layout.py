@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
@@ -25,8 +26,13 @@ class SeriesStyle(NamedTuple):
     linestyle: Any
 
 
-def series_styles(keys: Sequence[Hashable]) -> dict[Hashable, SeriesStyle]:
-    """A style for each series. A category of tokens has the same one in every figure."""
+def series_styles(keys: Sequence[Hashable], leading: Hashable = None) -> dict[Hashable, SeriesStyle]:
+    """A style for each series. A category of tokens has the same one in every figure.
+
+    Args:
+        keys: The series, in order.
+        leading: The one that the figure is about, if there is one: a solid line in the colour of text.
+    """
     order = list(CATEGORY_COLOURS)
     spare = [number for number, colour in enumerate(LINE_COLOURS) if colour not in CATEGORY_COLOURS.values()]
     named = [key for key in keys if key in CATEGORY_COLOURS]
@@ -40,6 +46,8 @@ def series_styles(keys: Sequence[Hashable]) -> dict[Hashable, SeriesStyle]:
             number = spare[position % len(spare)] if named else position
             color = colours[number % len(colours)]
         styles[key] = SeriesStyle(color, MARKERS[number % len(MARKERS)], LINE_STYLES[number % len(LINE_STYLES)])
+        if key == leading:
+            styles[key] = styles[key]._replace(color=str(mpl.rcParams["text.color"]), linestyle="solid")
     return styles
 
 

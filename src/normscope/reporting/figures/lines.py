@@ -28,6 +28,8 @@ from normscope.reporting.palette import CATEGORY_COLOURS
 from normscope.results.figures import Lines
 
 _WIDEST_LABEL = 1.5
+_STRONG = 1.8
+"""How much wider than the others the line is that a figure is about."""
 _BESIDE = (8.0, 14.5)
 """Points between the axes and the markers and names of lines."""
 _HEADROOM = 0.05
@@ -87,7 +89,7 @@ def _panel(axes: Axes, figure: Lines, table: pd.DataFrame, inches: float) -> dic
             marker = "." if alone else None
             axes.plot(rows[figure.x], rows[figure.y], color=line_colours()[0], alpha=0.45, linewidth=0.7, marker=marker)
     else:
-        styles = series_styles(list(titles))
+        styles = series_styles(list(titles), figure.leading)
         close = coincide(figure)
         for number, series in enumerate(titles):
             rows = _with_gaps(table[table[figure.series] == series], figure)
@@ -95,6 +97,8 @@ def _panel(axes: Axes, figure: Lines, table: pd.DataFrame, inches: float) -> dic
                 # Of lines that lie on each other, the first is the widest, and shows on both sides of the others.
                 extra = 2.6 * (len(titles) - 1 - number) / max(1, len(titles) - 1) if close else 0.0
                 handles[series] = _line(axes, figure, rows, styles[series], extra)
+                if series == figure.leading:
+                    handles[series].set(linewidth=_STRONG * mpl.rcParams["lines.linewidth"], zorder=3, alpha=1.0)
     _scale_x(axes, figure, table[figure.x].tolist(), inches)
     axes.grid(axis="y")
     return handles
@@ -205,7 +209,7 @@ def _label_ends(axes: Axes, figure: Lines, inches: float) -> None:
     scale = axes.figure.dpi_scale_trans
     beside = [axes.transAxes + ScaledTranslation(distance / 72, 0, scale) for distance in _BESIDE]
     for key, label, height in zip(keys, labels, spread(heights, gap, 0.0, 1.0), strict=True):
-        style = series_styles(list(titles))[key]
+        style = series_styles(list(titles), figure.leading)[key]
         axes.plot(
             [1.0], [height], color=style.color, marker=style.marker, markersize=4.5, markeredgewidth=0,
             transform=beside[0], clip_on=False,
