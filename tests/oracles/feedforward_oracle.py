@@ -324,7 +324,7 @@ def _sentences(metrics: Mapping[str, float], curves: Mapping[str, Mapping[int, f
     largest = max(before, key=lambda layer: abs(after[layer] - before[layer]))
     return [
         f"After the whole layer, the mean mixing ratio is {percent(last)}; after the attention block, it is "
-        f"{percent(metrics['atb_n/mean'])}. The change is largest in layer {largest}, from {percent(before[largest])} to "
+        f"{percent(metrics['atb_n/mean'])}. The change is largest in layer {largest}: from {percent(before[largest])} to "
         f"{percent(after[largest])}.",
         f"The feed-forward network alone changes the order of contributions by {three_digits(alone).removeprefix('+')} "
         f"(1 − Spearman's ρ); with what follows it in the layer, the change is {change}.",
@@ -374,7 +374,7 @@ CASES = [
         {"by_layer": {1: (0.3, 0.25), 6: (0.286, 0.378), 7: (0.2, 0.21)}},
         [
             "After the whole layer, the mean mixing ratio is 24%; after the attention block, it is 25%. The change is largest "
-            "in layer 6, from 29% to 38%.",
+            "in layer 6: from 29% to 38%.",
         ],
     ),
     (

@@ -306,7 +306,7 @@ def sentences_of(
             layer, (before, after) = max(by_layer.items(), key=lambda item: abs(item[1][1] - item[1][0]))
             effect = abs(after - before)
             moved = f"from {brief_share(before, after)} to {brief_share(after, before)}"
-            text += f". The change is largest in layer {layer}, {moved}"
+            text += f". The change is largest in layer {layer}: {moved}"
         sentences.append(Sentence(f"{text}.", figure="by_layer", table="mixing_by_layer", effect=effect))
     alone, whole = metrics.get("change/ff"), _first_of(metrics, "change/ff+res+ln", "change/ff+res")
     if alone is not None and whole is not None:
