@@ -19,7 +19,7 @@ from normscope.reporting.figures.style import styled
 from normscope.reporting.figures.word_maps import word_maps
 from normscope.reporting.options import Appearance, FigureFormat, FigureOptions, appearance
 from normscope.reporting.palette import MISSING
-from normscope.results.figures import Heatmaps, Lines, Scatter, WordMaps
+from normscope.results.figures import Heatmaps, Lines, Scatter, WordMaps, end_of_scale
 from normscope.results.pictures import Picture
 
 # Each of them, or a pair of them, is mathematics to matplotlib, and most of it is broken.
@@ -53,6 +53,40 @@ def word_map(words: list[str], title: str) -> WordMaps:
         frame="gold",
         caption=title,
     )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "end", "beyond"),
+    [
+        ([19.1, 0.9, 0.8], 0.9, 1),
+        ([19.1, 18.0, 0.9, 0.8], 0.9, 2),
+        ([19.1, 9.0, 4.4, 1.0], 1.0, 3),
+        ([19.1, 9.0, 4.4, 2.0, 0.1], 19.1, 0),
+        ([1.9, 1.0, 0.9], 1.9, 0),
+        ([9.0] * 4 + [1.0], 9.0, 0),  # a diagonal
+        ([3.0, np.nan], 3.0, 0),
+        ([0.0], 0.0, 0),
+    ],
+)
+def test_few_cells_do_not_bleach_a_map(sizes, end, beyond):
+    values = np.zeros((5, 6))
+    values.ravel()[[7, 3, 20, 11, 28][: len(sizes)]] = sizes
+    found, cells = end_of_scale(values)
+    assert found == end
+    assert [values[cell] for cell in cells] == sizes[:beyond]
+
+
+@pytest.mark.draws
+def test_a_cell_beyond_the_scale_has_its_value_written_in_it():
+    figure = word_map(["a", "b", "c"], "Title.")
+    assert "beyond" not in caption_of(figure)
+    table = figure.table.assign(value=[19.06, *[0.5] * 8])
+    figure = dataclasses.replace(figure, table=table)
+    with styled():
+        axes = laid_out(figure, caption=False).axes[0]
+    assert [(text.get_text(), text.get_position()) for text in axes.texts] == [("19", (0, 0))]
+    assert axes.images[0].get_clim() == (0, 0.5)
+    assert caption_of(figure).endswith("Numbers are the values of cells that lie beyond the scale.")
 
 
 @pytest.mark.draws

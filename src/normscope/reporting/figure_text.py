@@ -111,7 +111,9 @@ def _own_scales(figure: Figure) -> str:
         case Heatmaps(diverging=False, limits=None):
             return "Each column of maps has its own scale." if len(figure.values) > 1 else ""
         case WordMaps(largest=None):
-            return "Each map has its own scale." if len(figure.panel_titles) > 1 else ""
+            scales = "Each map has its own scale." if len(figure.panel_titles) > 1 else ""
+            beyond = "Numbers are the values of cells that lie beyond the scale."
+            return " ".join(filter(None, [scales, beyond if figure.goes_beyond and figure.digits is None else ""]))
     return ""
 
 

@@ -201,6 +201,24 @@ class Dots:
     """Position of the line that values are compared with; None for no line."""
 
 
+_FEW, _FAR = 3, 3.0
+"""Few cells far beyond all others would leave a map without colour: these do not decide where its scale ends."""
+
+
+def end_of_scale(values: np.ndarray) -> tuple[float, list[tuple[int, int]]]:
+    """Where the scale of a map ends, and the cells beyond: at most three, more than three times as large as the next.
+
+    The explorer's pages have the same rule (`endOfScale`).
+    """
+    order = np.argsort(-np.nan_to_num(values), axis=None, kind="stable")[: _FEW + 1]
+    sizes = np.nan_to_num(values).ravel()[order]
+    for at in range(1, len(sizes)):
+        if 0 < sizes[at] < sizes[at - 1] / _FAR:
+            rows, columns = np.unravel_index(order[:at], values.shape)
+            return float(sizes[at]), list(zip(rows.tolist(), columns.tolist(), strict=True))
+    return float(sizes[0]) if len(sizes) else 0.0, []
+
+
 @dataclasses.dataclass(frozen=True)
 class WordMaps:
     """Word-by-word matrices side by side, each with its own colour scale; some cells are framed."""
@@ -223,6 +241,18 @@ class WordMaps:
     """Decimals of the values that are written into the cells; None writes none."""
     measure: str = ""
     """What all cells add up to, if the rows and columns are those of a `TextPair`; pages then show it as an interactive map."""
+
+    def values_of(self, panel: str) -> pd.DataFrame:
+        """The matrix of a panel."""
+        rows = self.table[self.table[self.panel] == panel]
+        return rows.pivot(index=self.row, columns=self.column, values=self.value)
+
+    @property
+    def goes_beyond(self) -> bool:
+        """Whether any cell lies beyond the colour scale of its panel."""
+        if self.largest is not None:
+            return False
+        return any(end_of_scale(self.values_of(panel).to_numpy(dtype=float))[1] for panel in self.panel_titles)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """Matrices of words by words."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
@@ -9,8 +12,9 @@ from normscope.reporting.figure_text import word_label
 from normscope.reporting.figures.heatmaps import colour_scale, write_numbers
 from normscope.reporting.figures.layout import POINTS_PER_INCH, TALLEST, every, fitted, text_width
 from normscope.reporting.figures.style import accent, magnitudes, points
-from normscope.reporting.palette import DIVERGING
-from normscope.results.figures import WordMaps
+from normscope.reporting.palette import DIVERGING, ON_MUCH
+from normscope.results.figures import WordMaps, end_of_scale
+from normscope.rounding import brief
 
 _CELL = 0.2
 _NUMBERED_CELL = 0.42
@@ -27,6 +31,14 @@ _SMALLEST_TEXT = 6.0
 """Points. Where cells are too small for it, every second word is written, or every third, and so on."""
 _LINE = 0.75
 """The size of a label as a part of the line that it takes."""
+
+
+def _write_beyond(axes: Axes, values: np.ndarray, beyond: Sequence[tuple[int, int]], cell: float) -> None:
+    """Write the values of the cells beyond the scale into them."""
+    for row, column in beyond:
+        text = brief(float(values[row, column]))
+        size = min(points("xtick.labelsize"), POINTS_PER_INCH * cell / (0.62 * len(text)))
+        axes.text(column, row, text, ha="center", va="center", color=ON_MUCH, fontsize=size, parse_math=False)
 
 
 def word_maps(figure: WordMaps, width: float) -> Canvas:
@@ -57,10 +69,13 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
         axes.set_visible(False)
     for position, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
         table = figure.table[figure.table[figure.panel] == panel]
-        values = table.pivot(index=figure.row, columns=figure.column, values=figure.value)
+        values = figure.values_of(panel)
         # In reading order: the first word is at the top.
         if figure.largest is None:
-            axes.imshow(values, cmap=magnitudes(), vmin=0, aspect="equal")
+            end, beyond = end_of_scale(values.to_numpy(dtype=float))
+            axes.imshow(values, cmap=magnitudes(), vmin=0, vmax=end, aspect="equal")
+            if figure.digits is None:
+                _write_beyond(axes, values.to_numpy(dtype=float), beyond, cell)
         else:
             axes.imshow(values, cmap=DIVERGING, vmin=-figure.largest, vmax=figure.largest, aspect="equal")
         _frames(axes, figure, table)

@@ -248,8 +248,9 @@ class Explorer {
     const { scale, log, hideSelf } = this.state;
     const signed = isSigned(this.data, selection);
     const hidden = hideSelf && !this.sentence.is_cross_attention;
-    const largest = scale === "all" ? this.largestOfAll(selection, hidden) : largestOf(map.values, map.columns.length, hidden);
-    return { largest, perRow: scale === "row", difference: signed, log: log && !signed, hideSelf: hidden };
+    const { largest, beyond } = scale === "map" && !log ? endOfScale(map.values, map.columns.length, hidden)
+      : { largest: scale === "all" ? this.largestOfAll(selection, hidden) : largestOf(map.values, map.columns.length, hidden), beyond: [] };
+    return { largest, beyond, perRow: scale === "row", difference: signed, log: log && !signed, hideSelf: hidden };
   }
 
   // Over all layers, and over all heads if single heads are shown.
@@ -270,7 +271,7 @@ class Explorer {
 
   drawHeads() {
     const maps = Array.from({ length: this.sentence.heads }, (_, at) => mapOf(this.data, { ...this.state, head: at + 1 }));
-    if (this.state.scale === "map") this.scale.largest = Math.max(...maps.map((map) => largestOf(map.values, map.columns.length, this.scale.hideSelf)));
+    if (this.state.scale === "map") Object.assign(this.scale, { beyond: [], largest: Math.max(...maps.map((map) => largestOf(map.values, map.columns.length, this.scale.hideSelf))) });
     this.every.replaceChildren(...maps.map((map, at) => {
       const canvas = make("canvas", { role: "img", "aria-label": `head ${at + 1}` });
       paint(canvas, map, this.scale, this.colours);
@@ -292,11 +293,13 @@ class Explorer {
   }
 
   legendOf(map, scale, colours, title) {
-    const { largest, difference, log, perRow } = scale;
+    const { largest, difference, log, perRow, beyond } = scale;
     const end = perRow ? "the row's largest" : formatNumber(largest);
+    const cells = beyond.map((at) => `${nameOf(map, "rows", Math.floor(at / map.columns.length))} ← ${nameOf(map, "columns", at % map.columns.length)} ${formatNumber(map.values[at], difference)}`);
     const low = log ? (perRow ? "a ten-thousandth of it" : formatNumber(largest / 10 ** DECADES)) : "0";
     const ticks = difference ? [perRow ? "less" : MINUS + end, "0", perRow ? "more" : `+${end}`] : [low, end];
     const parts = [ramp(colours, ticks), make("span", { className: "legend-title" }, `${title}${log ? " (logarithmic)" : ""}`)];
+    if (cells.length) parts.push(make("span", { className: "faint" }, `beyond the scale: ${cells.join(", ")}`));
     return map.values.some(Number.isNaN) ? [...parts, make("span", { className: "faint" }, "grey: no value")] : parts;
   }
 

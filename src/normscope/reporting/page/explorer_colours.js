@@ -34,6 +34,19 @@ function largestOf(values, columns, hideSelf, from = 0, to = values.length) {
   return largest;
 }
 
+// Few cells far beyond all others would leave a map without colour: these do not decide where its scale ends.
+const FEW = 3;
+const FAR = 3;
+
+// Where the scale of a map ends, and the cells beyond, the largest first.
+function endOfScale(values, columns, hideSelf) {
+  const shown = Array.from(values.keys()).filter((at) => !Number.isNaN(values[at]) && !(hideSelf && isSelf(at, columns)));
+  const largest = shown.sort((one, other) => Math.abs(values[other]) - Math.abs(values[one])).slice(0, FEW + 1);
+  const sizes = largest.map((at) => Math.abs(values[at]));
+  const end = sizes.findIndex((size, at) => at > 0 && size > 0 && sizes[at - 1] > FAR * size);
+  return end < 0 ? { largest: sizes[0] ?? 0, beyond: [] } : { largest: sizes[end], beyond: largest.slice(0, end) };
+}
+
 const isSelf = (at, columns) => Math.floor(at / columns) === at % columns;
 
 // Red, green, blue of every cell; null where it is hidden. `missing` is the colour of cells without a value.
