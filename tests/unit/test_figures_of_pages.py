@@ -225,7 +225,7 @@ def test_captions_say_which_scales_differ():
     two = {"panel": "head", "series_titles": {"cls": "classes"}}
     scatter = Scatter(GRID, "layer", "value", "category", {"cls": "C", "sep": "S"}, "x", "y", "caption")
     maps = Heatmaps(GRID, {"value": "a value", "layer": "another"}, "layer", "head", "caption", "category")
-    words = WordMaps(GRID, "category", {"cls": "C", "sep": "S"}, "caption")
+    words = WordMaps(GRID, "category", {"cls": "C", "sep": "S"}, "caption", row="layer", column="head")
     own_range = "caption Each panel has its own range."
     for figure, caption in [
         (lines(GRID, **two), own_range),
