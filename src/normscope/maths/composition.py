@@ -82,6 +82,17 @@ def after_norm(
     return inputs + normed if position == "branch" else normed
 
 
+def output_of_block(
+    position: NormPosition,
+    inputs: Float[Tensor, "*token model"],
+    attention_output: Float[Tensor, "*token model"],
+    normalisation: Normalisation | None,
+) -> Float[Tensor, "*token model"]:
+    """What a block hands over."""
+    read = read_by_norm(position, inputs, attention_output)
+    return after_norm(position, inputs, read if normalisation is None else normalisation.normalised(read))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Composition:
     """The parts of a block's output."""
@@ -112,9 +123,7 @@ class Composition:
     @cached_property
     def block_output(self) -> Float[Tensor, "batch token model"]:
         """What the block hands over: the sum of the parts at the last stage, computed from the whole vectors."""
-        read = read_by_norm(self.norm_position, self.inputs, self.attention_output)
-        normed = read if self.normalisation is None else self.normalisation.normalised(read)
-        return after_norm(self.norm_position, self.inputs, normed)
+        return output_of_block(self.norm_position, self.inputs, self.attention_output, self.normalisation)
 
     @cached_property
     def last_deviation(self) -> Float[Tensor, "batch token"] | None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from normscope.errors import InputError
 from normscope.linear.blocks import Block
 from normscope.maths.attention_weights import LARGE_SCORES
+from normscope.maths.composition import output_of_block
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.facts import ModelFacts, StackName
 from normscope.rounding import number
@@ -219,7 +220,10 @@ class PassCheck:
             self._compare(block, "sum of αf(x)", made, given, queries)
         if carried is not None:
             queries = slice(None) if self._queries is None else self._queries
-            made = block.composition.block_output[:, queries]
+            parameters, inputs = block.parameters, block.inputs[:, queries]
+            made = output_of_block(
+                parameters.norm_position, inputs, block.attention_output[:, queries], parameters.normalisation
+            )
             self._compare(block, "sum of the parts", made, carried[:, queries], queries)
 
     def add_layer(self, layer: int, error: Float[Tensor, "batch token"]) -> None:
