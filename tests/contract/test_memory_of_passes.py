@@ -1,4 +1,4 @@
-"""A pass keeps nothing of the layers behind it: what the model drops is freed at once, without a collection of circles."""
+"""A pass keeps nothing of the layers behind it: what the model drops is freed at once, without the garbage collector."""
 
 import gc
 
@@ -12,7 +12,7 @@ from tests.tiny import FAMILY_CONFIGS, tiny_model, token_batch
 COLLECTS = {"deberta", "deberta-v2"}
 """Models whose own code keeps the hidden vectors of all layers."""
 MAPPED = {"opt", "gpt_oss"}
-"""Models whose networks are followed by `torch.vmap`, which leaves circles of its own."""
+"""Models whose networks are followed by `torch.vmap`, which creates reference cycles of its own."""
 LENGTHS = (9, 6)
 LAYERS = 6
 

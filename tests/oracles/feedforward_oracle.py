@@ -371,7 +371,7 @@ CASES = [
     ),
     (
         {"atb_n/mean": 0.25, "atbffres_n/mean": 0.24},
-        {"by_layer": {1: (0.3, 0.25), 6: (0.286, 0.378), 7: (0.2, 0.21)}},
+        {"curves": {"atb_n/mean": {1: 0.3, 6: 0.286, 7: 0.2}, "atbffres_n/mean": {1: 0.25, 6: 0.378, 7: 0.21}}},
         [
             "After the whole layer, the mean mixing ratio is 24%; after the attention block, it is 25%. The change is largest "
             "in layer 6: from 29% to 38%.",
@@ -379,7 +379,7 @@ CASES = [
     ),
     (
         {"atb_n/mean": 0.25, "atbffres_n/mean": 0.24},
-        {"by_layer": {2: (0.25, 0.24)}},
+        {"curves": {"atb_n/mean": {2: 0.25}, "atbffres_n/mean": {2: 0.24}}},
         ["After the whole layer, the mean mixing ratio is 24%; after the attention block, it is 25%."],
     ),
     *(

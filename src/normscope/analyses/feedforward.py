@@ -6,6 +6,7 @@ much each step in between changes the order of contributions, and which pairs of
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -38,6 +39,8 @@ from normscope.rounding import brief, brief_share, compared, differ
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.precision import half_width
 from normscope.statistics.rank_correlation import correlation
+
+T = TypeVar("T")
 
 STEPS: Mapping[str, tuple[LayerStage, LayerStage]] = {
     "ff": (LayerStage.BLOCK, LayerStage.NETWORK),
@@ -114,7 +117,7 @@ class FeedForwardAnalysis(Analysis):
                 "sequences": self._ratios.by_sequence(set(overall["method"])),
             },
             metrics=rolled.metrics,
-            sentences=sentences_of(rolled.metrics, _by_layer(overall, self._stages[-1])),
+            sentences=sentences_of(rolled.metrics, rolled.curves),
             curves=rolled.curves,
             figures=describe_figures(reported_rows(ratios, self.context.categories), overall_rows(ratios), change),
             summaries={self.info.name: Summary(summary, digits=1, caption=caption_by_category(title, summary))},
@@ -270,43 +273,36 @@ def describe_figures(shown: pd.DataFrame, overall: pd.DataFrame, change: pd.Data
     return figures
 
 
-def _by_layer(overall: pd.DataFrame, stage: str) -> Mapping[int, tuple[float, float]]:
-    """The mean mixing ratios after the attention block and after the whole layer, by layer.
-
-    Args:
-        overall: The table `mixing_by_layer`, over all tokens.
-        stage: The end of the layer.
-    """
-    by_layer = overall.pivot(index="layer", columns="method", values="mean")
-    names = ["atb_n", f"{stage}_n"]
-    if not set(names) <= set(by_layer.columns):
-        return {}
-    return {int(layer): (before, after) for layer, before, after in by_layer[names].itertuples()}
+_WHOLE = "atbffresln_n/mean", "atbffres_n/mean"
+"""The ratio after the whole layer, by the position of its norms."""
 
 
 def sentences_of(
-    metrics: Mapping[str, float], by_layer: Mapping[int, tuple[float, float]] = MappingProxyType({})
+    metrics: Mapping[str, float], curves: "Mapping[str, pd.Series[float]]" = MappingProxyType({})
 ) -> list[Sentence]:
     """The mixing ratio of the whole layer beside that of the attention block, and what the network does to the maps.
 
     Args:
         metrics: Numbers by name; missing ones are skipped.
-        by_layer: The ratios after the attention block and after the whole layer.
+        curves: The same numbers by layer.
     """
     sentences: list[Sentence] = []
     block = metrics.get("atb_n/mean")
-    last = _first_of(metrics, "atbffresln_n/mean", "atbffres_n/mean")
+    last = _first_of(metrics, *_WHOLE)
     if block is not None and last is not None:
         text = (
             f"After the whole layer, the mean mixing ratio is {brief_share(last, block)}; after the attention block, it is "
             f"{brief_share(block, last)}"
         )
         effect = abs(last - block)
-        if len(by_layer) > 1:
-            layer, (before, after) = max(by_layer.items(), key=lambda item: abs(item[1][1] - item[1][0]))
-            effect = abs(after - before)
-            moved = f"from {brief_share(before, after)} to {brief_share(after, before)}"
-            text += f". The change is largest in layer {layer}: {moved}"
+        before, after = curves.get("atb_n/mean"), _first_of(curves, *_WHOLE)
+        if before is not None and after is not None and len(before) > 1:
+            layer = max(before.keys(), key=lambda layer: abs(after[layer] - before[layer]))
+            one, other = float(before[layer]), float(after[layer])
+            effect = abs(other - one)
+            text += (
+                f". The change is largest in layer {layer}: from {brief_share(one, other)} to {brief_share(other, one)}"
+            )
         sentences.append(Sentence(f"{text}.", figure="by_layer", table="mixing_by_layer", effect=effect))
     alone, whole = metrics.get("change/ff"), _first_of(metrics, "change/ff+res+ln", "change/ff+res")
     if alone is not None and whole is not None:
@@ -325,6 +321,6 @@ def sentences_of(
     return sentences
 
 
-def _first_of(metrics: Mapping[str, float], *names: str) -> float | None:
-    """The first of the named metrics that exists; None if none does."""
-    return next((metrics[name] for name in names if name in metrics), None)
+def _first_of(values: Mapping[str, T], *names: str) -> T | None:
+    """The first of the named values that exists; None if none does."""
+    return next((values[name] for name in names if name in values), None)

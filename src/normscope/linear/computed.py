@@ -43,12 +43,14 @@ class Computed:
         self.vectors = vectors
         """What a linear layer reads, or what was there first."""
         self.shape: torch.Size | None = None
-        """That of what it gives, if it gives one tensor."""
+        """The shape of its result, if that is one tensor."""
 
     @property
     def origin(self) -> object:
         """The linear layer that it comes from, or what was there first: the same for all tensors that come from just that."""
-        return self if self._origin is None else self._origin  # what referred to itself would outlive its layer
+        return (
+            self if self._origin is None else self._origin
+        )  # not stored: a reference to itself would keep its tensors
 
     @property
     def is_layer(self) -> bool:

@@ -106,8 +106,8 @@ class Layer:
     @functools.cached_property
     def blank(self) -> Tensor:
         """Zeros with the axes of the output, which take no memory."""
-        shape = self.computed.shape
-        return torch.zeros_like(self.output) if shape is None else self._vectors.new_zeros(1).expand(shape)
+        assert self.computed.shape is not None
+        return self._vectors.new_zeros(1).expand(self.computed.shape)
 
     def _of(self, vectors: Tensor) -> Tensor:
         made: Tensor = self.computed.run(lambda _operand: vectors, full_precision)
@@ -270,10 +270,10 @@ def rerun(end: Computed, layer: Layer, *, scrambled: bool = False) -> Rerun | No
 
 def _between(start: Computed, end: Computed) -> Sequence[Computed]:
     """The functions after a linear layer."""
-    found = [end]
-    for each in found:
-        found += [operand for operand in each.operands if operand is not start and operand not in found]
-    return [each for each in found if each is not start]
+    calls = [] if end is start else [end]
+    for call in calls:
+        calls += [operand for operand in call.operands if operand is not start and operand not in calls]
+    return calls
 
 
 def _uncentred(each: Computed, value: Callable[[Computed], Any]) -> Tensor | None:

@@ -346,7 +346,9 @@ class _Transposed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Callable[[], Tensor], back: Callable[[Tensor], Any], *_operands: Tensor) -> Tensor:
         ctx.back = back
-        return value().detach()  # the value itself would be what its own step refers to, and outlive its layer
+        return (
+            value().detach()
+        )  # not the value itself: with the step that refers to it, that would be a reference cycle
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -1059,7 +1061,8 @@ def sum_of(call: Call, one: Tensor, other: Tensor) -> Step:
 def alias(tensor: Tensor) -> Tensor:
     """The memory of a tensor that the model changes in place, and what is known of the tensor before.
 
-    A step that referred to the tensor itself, which refers to the step, would keep both until Python looks for such circles.
+    The changed tensor refers to its step. If the step referred to it in turn, this would be a reference cycle, which keeps both
+    until Python's garbage collector runs.
     """
     other = tensor.detach()
     vars(other).update(vars(tensor))

@@ -83,8 +83,8 @@ class Trail:
     def handed_over(self) -> "Trail":
         """What has been followed, for whoever reads the block. This trail forgets it.
 
-        Every tensor of the block refers to its trail. If that referred to them, none would be freed before Python's garbage
-        collector finds the circle.
+        Every tensor of the block refers to its trail. If the trail went on referring to them, these reference cycles would keep
+        all of them until Python's garbage collector runs.
         """
         whole = copy.copy(self)
         self.attention, self.weights, self.nothing = [], [], {}

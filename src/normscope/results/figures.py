@@ -284,11 +284,7 @@ class TextPair:
         """The pair that a figure shows; see `figure`."""
         ((panel, title),) = figure.panel_titles.items()
         rows = figure.table[figure.table[figure.panel] == panel]
-        matrix = (
-            rows.pivot(index=figure.row, columns=figure.column, values=figure.value)
-            .sort_index(axis=0)
-            .sort_index(axis=1)
-        )
+        matrix = figure.values_of(panel).sort_index(axis=0).sort_index(axis=1)
         tokens_a, tokens_b = (
             rows.drop_duplicates(number).sort_values(number)[label].tolist()[:-1]
             for number, label in ((figure.row, figure.row_label), (figure.column, figure.column_label))

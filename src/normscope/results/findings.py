@@ -26,7 +26,7 @@ class Sentence(str):
     surprising: bool
     """Whether it contradicts what attention weights suggest, or what one would expect."""
     effect: float
-    """How large what it says is, as a share of what its measure can differ by at most; 0 if it states no difference."""
+    """The size of the difference that it states, as a share of the largest possible one; 0 if it states none."""
     analysis: str
     """The analysis that the finding is from; empty while the sentence is still among that analysis's own results."""
 
