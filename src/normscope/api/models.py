@@ -7,7 +7,7 @@ from typing import Any
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.api.arguments import python_call
-from normscope.api.types import Model, Module, Texts, Tokenizer
+from normscope.api.types import Model, Module, Texts, Tokenizer, Reader
 from normscope.config.calls import Choice, checked
 from normscope.config.schema import plain
 from normscope.data.batching import Batch
@@ -117,7 +117,7 @@ def _verified(
 @checked
 def wrap(
     model: Module,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: Reader | None = None,
     *,
     stack: Choice[ModelStack] | None = None,
     inputs: Callable[..., Any] | None = None,

@@ -1,9 +1,11 @@
 """The names of types in the signatures of the Python interface, with `Several` and `Choice` of `normscope.config.calls`."""
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from PIL.Image import Image
 from torch import Tensor, nn
 from transformers import BatchEncoding
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -27,6 +29,15 @@ Module = TypeAliasType("Module", Annotated[nn.Module, Instance("a torch.nn.Modul
 Tokenizer = TypeAliasType("Tokenizer", Annotated[PreTrainedTokenizerBase, Instance("a transformers tokenizer")])
 """A transformers tokenizer."""
 
+Reader = TypeAliasType(
+    "Reader",
+    Annotated[
+        PreTrainedTokenizerBase | Callable[..., Any],
+        Instance("a tokenizer or a processor of transformers, or a function of an image", (Callable,)),
+    ],
+)
+"""What makes a model's inputs: a tokenizer, or, for images and sounds, a processor or a function."""
+
 Text = TypeAliasType(
     "Text",
     Annotated[
@@ -36,8 +47,11 @@ Text = TypeAliasType(
 )
 """A text, a pair of texts, a conversation (messages with `role` and `content`), or token ids: a list, an array or a tensor."""
 
-Texts = TypeAliasType("Texts", Annotated[Text | list[Text] | BatchEncoding, Instance(TEXTS, (*_KINDS, BatchEncoding))])
-"""A text, a list of texts, or what a tokenizer made of them."""
+Texts = TypeAliasType(
+    "Texts",
+    Annotated[Text | list[Text] | BatchEncoding | Path | Image, Instance(TEXTS, (*_KINDS, BatchEncoding, Path, Image))],
+)
+"""A text, a list of texts, or what a tokenizer made of them; for a model of images, an image or its file, or several."""
 
 ManyTexts = TypeAliasType(
     "ManyTexts",

@@ -14,7 +14,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
-from normscope.data.token_sequence import AnnotatedSentence, Batching, TokenSequence, fingerprint
+from normscope.data.token_sequence import AnnotatedSentence, Batching, OwnInput, TokenSequence, fingerprint
 from normscope.data.words import NO_WORD, unit_texts
 from normscope.errors import InputError
 from normscope.maths.partition import Partition
@@ -73,6 +73,8 @@ class Batch:
     """The category that each token inherits from its word or its part of a conversation (see `TokenSequence`); −1 if none."""
     examples: int = 0
     """Examples that end in this batch: one per sequence, except for windows of documents."""
+    own: OwnInput | None = None
+    """What the model is given instead of `input_ids`, which then are the places of its tokens."""
     on_host: "Batch | None" = dataclasses.field(default=None, repr=False)
     """The batch in CPU memory from which this one was copied; see `host`."""
     _built: dict[Hashable, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
@@ -171,6 +173,7 @@ class Batch:
         inputs = {"input_ids": self.input_ids, "attention_mask": self.token_mask.long()}
         if self.source is not None:
             return self.source.model_inputs() | {f"decoder_{name}": tensor for name, tensor in inputs.items()}
+        inputs |= {} if self.own is None else self.own.arguments
         return inputs if self.token_type_ids is None else inputs | {"token_type_ids": self.token_type_ids}
 
     def to(self, device: torch.device) -> "Batch":
@@ -191,12 +194,13 @@ class Batch:
         """The sequences from `start` to `stop`, multiples of `unit`, with no more padding than they need."""
         width = int(self.lengths[start:stop].max())
         part = dataclasses.replace(
-            self._each(lambda tensor: tensor[start:stop, :width]),
+            dataclasses.replace(self, own=None)._each(lambda tensor: tensor[start:stop, :width]),
             on_host=None if self.on_host is None else self.on_host.part(start, stop),
             fingerprints=self.fingerprints[start:stop],
             rows=self.rows[start:stop],
             sentences=self.sentences[start:stop],
             pairing=None if self.pairing is None else self.pairing.part(start, stop),
+            own=None if self.own is None else self.own.part(start, stop),
         )
         return part if self.source is None else dataclasses.replace(part, source=self.source.part(start, stop))
 
@@ -211,6 +215,7 @@ class Batch:
             source=None if self.source is None else self.source._each(change),
             words=None if self.words is None else change(self.words),
             units=None if self.units is None else change(self.units),
+            own=None if self.own is None else self.own.each(change),
         )
 
     def _with_host(self, host: "Batch | None") -> "Batch":
@@ -390,6 +395,7 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
         rows=tuple(sequence.row for sequence in sequences) if words is not None else (),
         sentences=tuple(sequence.sentence for sequence in sequences) if words is not None else (),
         examples=sum(sequence.last for sequence in sequences),
+        own=OwnInput.joined([each.own for each in sequences if each.own]) if sequences[0].own else None,
     )
 
 

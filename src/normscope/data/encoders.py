@@ -12,7 +12,7 @@ import numpy as np
 from transformers.tokenization_utils_base import BatchEncoding, PreTrainedTokenizerBase
 
 from normscope.data.examples import Annotation, CorpusCounts, Example
-from normscope.data.token_sequence import AnnotatedSentence, Segmenter, Sequences, TokenSequence
+from normscope.data.token_sequence import AnnotatedSentence, ReadsInputs, Segmenter, Sequences, TokenSequence
 from normscope.data.tokenization import encoded
 from normscope.data.units import Units
 from normscope.data.words import WordTokens, token_words, unit_numbers
@@ -249,6 +249,18 @@ class ComparedPairs(Texts):
             gold = (pair.score, pair.query, pair.document)
             kept.append(dataclasses.replace(first, second=second, gold=gold, row=pair.row, prompt=before))
         return kept
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnInputs(ExampleEncoder):
+    """Images and other inputs of a model that reads no token ids."""
+
+    reader: ReadsInputs
+
+    def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
+        """The sequences of the examples, whose tokens are numbered by their places."""
+        places = np.arange(self.reader.tokens)
+        return [TokenSequence(places, own=self.reader.read(example.given), row=example.row) for example in examples]
 
 
 @dataclasses.dataclass(frozen=True)

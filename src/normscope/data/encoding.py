@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from normscope.data.categories import CONVERSATION_PARTS, TokenCategories
-from normscope.data.encoders import NO_PROMPTS, ComparedPairs, ExampleEncoder, Prompts, Texts, TranslatedTexts
+from normscope.data.encoders import (
+    NO_PROMPTS,
+    ComparedPairs,
+    ExampleEncoder,
+    OwnInputs,
+    Prompts,
+    Texts,
+    TranslatedTexts,
+)
 from normscope.data.examples import AS_GIVEN, CorpusCounts, Example
 from normscope.data.options import DatasetOptions, Level, Segmentation, Segments
 from normscope.data.token_sequence import ReadsTokens, Segmenter, Sequences, TokenSequence
@@ -59,10 +67,11 @@ class Encoder:
         self._rule = AS_GIVEN if separate or as_given else model.rule
         chat = options.chat_template or self._rule.chat is not None
         column = options.categories if isinstance(options.categories, str) else None
+        own = {} if model.reader is None else model.reader.categories
         self.categories = TokenCategories.of(
             model.tokenizer,
             model.vocabulary,
-            None if column is not None else options.categories,
+            own if column is not None else {**own, **options.categories},
             causal=model.causal,
             column=CONVERSATION_PARTS if chat else values,
         )
@@ -103,6 +112,8 @@ class Encoder:
         self, model: ReadsTokens, options: DatasetOptions, words: Segmenter | None, column: str | None
     ) -> ExampleEncoder:
         sequences, in_words = self._sequences, self.level is Level.word
+        if model.reader is not None:
+            return OwnInputs(sequences, model.reader)
         if model.decoder_inputs is not None and not self.separate:
             return TranslatedTexts(sequences, model.decoder_inputs, model.name, words)
         units, stride = self._units if in_words else None, options.stride if self._windows else None

@@ -66,6 +66,8 @@ class Example:
     """If the texts are a query and one of its documents: the number of the query in the corpus, counted from 1."""
     document: int = 0
     """The number of the document among those of the query, from 1; 0 if the texts are not a query and a document."""
+    given: Any = None
+    """An image, or whatever else a model reads that reads no texts; its text is then its title."""
 
 
 @dataclasses.dataclass(frozen=True)

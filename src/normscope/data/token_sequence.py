@@ -3,11 +3,13 @@
 import dataclasses
 import enum
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+import torch
+from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.categories import TokenCategories
@@ -46,6 +48,59 @@ class AnnotatedSentence:
     """For each word, the word whose tokens spell it, or NO_WORD; see `words.WordTokens`."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class OwnInput:
+    """What a model is given that reads images or other vectors instead of token ids."""
+
+    arguments: Mapping[str, Tensor]
+    """Keyword arguments of the model, each with an axis of inputs first."""
+    titles: tuple[str, ...]
+    """What each input is called: the name of an image's file."""
+
+    @classmethod
+    def joined(cls, inputs: Sequence["OwnInput"]) -> "OwnInput":
+        """Several in one batch; they have the same shapes."""
+        names = inputs[0].arguments
+        arguments = {name: torch.cat([each.arguments[name] for each in inputs]) for name in names}
+        return cls(arguments, tuple(title for each in inputs for title in each.titles))
+
+    def part(self, start: int, stop: int) -> "OwnInput":
+        """Some of the inputs."""
+        return OwnInput({name: given[start:stop] for name, given in self.arguments.items()}, self.titles[start:stop])
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "OwnInput":
+        """The same with changed tensors."""
+        return OwnInput({name: change(given) for name, given in self.arguments.items()}, self.titles)
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """Whole numbers that depend on the arguments alone."""
+        digest = hashlib.sha256()
+        for name, given in sorted(self.arguments.items()):
+            digest.update(name.encode())
+            digest.update(given.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return np.frombuffer(digest.digest(), dtype=np.int64)
+
+
+@runtime_checkable
+class ReadsInputs(Protocol):
+    """Makes the inputs of a model that reads no token ids."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of each input."""
+        ...
+
+    @property
+    def categories(self) -> Mapping[str, list[str]]:
+        """The names of the tokens of each category."""
+        ...
+
+    def read(self, given: object) -> OwnInput:
+        """An image, or whatever else the model reads, as it reads it."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class TokenSequence:
     """One model input."""
@@ -80,13 +135,14 @@ class TokenSequence:
     """Number of tokens at the start that belong to a prompt."""
     unmasked: np.ndarray | None = None
     """`input_ids` before some of them were masked; None if none was."""
+    own: OwnInput | None = None
+    """What the model is given instead of `input_ids`, which then are the places of its tokens."""
 
     @property
     def all_tokens(self) -> np.ndarray:
-        """The tokens, and those of the encoder's input."""
-        if self.source_ids is None:
-            return self.input_ids
-        return np.concatenate([self.input_ids, [-1], self.source_ids])
+        """The tokens, and those of the encoder's input or numbers for an input that is no text."""
+        others = self.source_ids if self.own is None else self.own.numbers
+        return self.input_ids if others is None else np.concatenate([self.input_ids, [-1], others])
 
     @property
     def key(self) -> int:
@@ -155,6 +211,11 @@ class ReadsTokens(Protocol):
     @property
     def rule(self) -> TextRule:
         """How it writes texts before its tokenizer reads them."""
+        ...
+
+    @property
+    def reader(self) -> ReadsInputs | None:
+        """What makes its inputs, if it reads images or other vectors; None if it reads texts."""
         ...
 
 

@@ -304,7 +304,7 @@ class _Layers:
 def without_values(model: LoadedModel, batch: Batch) -> TokenMap:
     """The token map of a batch of one, before anything is measured: its title, tokens, words and tree.
 
-    The title is the text as the tokenizer decodes it; source → target in an encoder–decoder's decoder.
+    The title is the text as the tokenizer decodes it, source → target in an encoder–decoder's decoder, or an input's own.
     """
     sides = [batch] if batch.source is None else [batch.source, batch]
     queries, keys = (side.unit_texts(model.tokenizer) for side in (batch, batch.keys))
@@ -320,7 +320,9 @@ def without_values(model: LoadedModel, batch: Batch) -> TokenMap:
     return TokenMap(
         title=" → ".join(
             str(model.tokenizer.decode(side.input_ids[0].tolist(), skip_special_tokens=True)) for side in sides
-        ),
+        )
+        if batch.own is None
+        else batch.own.titles[0],
         queries=queries,
         keys=keys,
         is_cross_attention=batch.is_cross_attention,

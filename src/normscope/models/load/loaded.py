@@ -21,6 +21,7 @@ from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.facts import ModelFacts
+from normscope.models.load.input_reading import InputReader
 from normscope.models.load.task_heads import Head
 from normscope.models.load.tokenizer_loading import TokenNames
 from normscope.models.observe.check import Check
@@ -110,6 +111,9 @@ class LoadedModel:
 
     rule: TextRule = AS_GIVEN
     """How the model's files or modules write texts before the tokenizer reads them."""
+
+    reader: InputReader | None = None
+    """What makes inputs of images or sounds, if it reads these instead of texts."""
 
     _exclusive: Exclusive = dataclasses.field(default_factory=Exclusive, init=False, repr=False)
 

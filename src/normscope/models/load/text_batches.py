@@ -59,6 +59,10 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
         InputError: If they are anything else, or too long for the model.
     """
     model.require_current()
+    if model.reader is not None:
+        encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0), level=level)
+        inputs = texts if isinstance(texts, list) else [texts]
+        return collate(encoder.encode([example_of(model, each) for each in inputs], CorpusCounts()), encoder)
     texts = _encoding_of_ids(model, texts)
     if isinstance(texts, BatchEncoding):
         encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0), level=level)
@@ -126,6 +130,8 @@ def example_of(model: LoadedModel, text: object) -> Example:
     Raises:
         InputError: If it is anything else, even if it looks like one.
     """
+    if model.reader is not None:
+        return Example("input", given=text)
     if is_messages(text):
         return Example("", messages=messages_in(text))
     text = plain_ids(text)

@@ -8,6 +8,7 @@ import collections
 import copy
 import dataclasses
 import functools
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,11 +25,13 @@ from normscope.errors import InputError, one_line
 from normscope.models.facts import ModelFacts, StackName
 from normscope.models.load.adapters import adapted_layers, merge_active_adapters, without_peft
 from normscope.models.load.any_module import AnyModule, Inputs
+from normscope.models.load.input_reading import InputReader, Processor, own_processor, probe_of
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import DTYPES, check_shape, longest_input, run_experts_in_float64
 from normscope.models.load.task_heads import Head, has_head
 from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.load.tokenizer_loading import TokenNames, check_tokenizer
+from normscope.models.load.vectors import VectorModel
 from normscope.models.observe.reading import facts_of, observed_stack, refusal_explained
 from normscope.models.probes import embeddings_of
 from normscope.models.prove.verification import verify_same_outputs
@@ -61,7 +64,7 @@ _HARMLESS_HOOKS = ("transformers", "peft")
 
 def wrap_model(
     model: object,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: PreTrainedTokenizerBase | Processor | None = None,
     stack: StackName | None = None,
     *,
     inputs: Inputs | None = None,
@@ -72,7 +75,8 @@ def wrap_model(
     Args:
         model: A transformers model with or without a head, a PEFT model around one, an encoder of sentence-transformers, or
             any other module that maps token ids to vectors. Active adapters are merged in the copy.
-        tokenizer: Its tokenizer. Without one, a text is the names of its tokens, separated by spaces.
+        tokenizer: Its tokenizer. Without one, a text is the names of its tokens, separated by spaces. For a model of images or
+            sounds, its processor, or a function that returns the keyword arguments of its `forward`.
         stack: Which attention of an encoder–decoder; the encoder's by default.
         inputs: What a module is called with, as a function of ids and mask; see `AnyModule`.
         tokens: The name of each token id, if there is no tokenizer; by default, the ids themselves.
@@ -82,6 +86,8 @@ def wrap_model(
     """
     if tokenizer is not None and tokens is not None:
         raise InputError("tokens: expected none with a tokenizer, which has its own names; leave out one of the two")
+    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+        return _reading_vectors(without_peft(model), tokenizer)
     kind = kind_of_encoder(model)
     if kind is not None:
         return _encoder_of_library(model, kind, tokenizer, stack)
@@ -109,6 +115,40 @@ def wrap_model(
     tokenizer = _checked_tokenizer(tokenizer, tokens, observed, facts, name)
     loaded = _loaded(copied, observed, facts, name, tokenizer)
     return dataclasses.replace(loaded, load_head=lambda head: copied.model if head in heads else None)
+
+
+def _reading_vectors(given: object, processor: Processor) -> LoadedModel:
+    """A model of images or sounds, ready to be observed."""
+    if not isinstance(given, PreTrainedModel):
+        raise InputError(f"model: expected a transformers model of images or sounds, got {_kind(given)}")
+    check_not_quantised(given.config)
+    name = str(given.config.name_or_path or type(given).__name__)
+    tower = _tower_of(given)
+    copied = _Copy(tower, name, hold=tower is not given)
+    check_finite(copied.model, name)
+    part = own_processor(processor)
+    probe = probe_of(part, copied.model)
+    with refusal_explained(name):
+        observed = VectorModel(copied.model, probe)
+        facts = facts_of(observed)
+    tokenizer = TokenNames.of(observed.geometry.names)
+    if (first := observed.geometry.names[0]) == "[CLS]":
+        tokenizer.cls_token = first
+    reader = InputReader(part, copied.model, {name: each.shape for name, each in probe.items()}, observed.geometry)
+    return dataclasses.replace(_loaded(copied, observed, facts, name, tokenizer), reader=reader)
+
+
+def _tower_of(given: PreTrainedModel) -> PreTrainedModel:
+    """The part of a model that reads no token ids and has no head: the vision tower of CLIP, the encoder of Whisper."""
+    for part in given.modules():
+        if isinstance(part, PreTrainedModel):
+            base = base_of(part)
+            if base is part and not {"input_ids", "decoder_input_ids"} & {*inspect.signature(part.forward).parameters}:
+                return part
+    raise InputError(
+        f"model: expected a model of images or sounds for this processor, got {type(given).__name__}, which reads token ids; "
+        "pass its tokenizer"
+    )
 
 
 def _encoder_of_library(

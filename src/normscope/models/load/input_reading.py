@@ -1,0 +1,180 @@
+"""Images and sounds as a model's own processor prepares them."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.feature_extraction_sequence_utils import SequenceFeatureExtractor
+from transformers.image_processing_utils import BaseImageProcessor
+from transformers.modeling_utils import PreTrainedModel
+from transformers.processing_utils import ProcessorMixin
+
+from normscope.data.token_sequence import OwnInput
+from normscope.errors import InputError, describe_type, one_line
+from normscope.models.load.vectors import Geometry
+
+Processor = BaseImageProcessor | SequenceFeatureExtractor | ProcessorMixin | Callable[[Any], Mapping[str, Any]]
+"""A processor of transformers, or a function of an image that returns keyword arguments of the model."""
+
+MEGAPIXELS = 100
+"""Larger images are refused: decoded, one would take more memory than most models."""
+
+_PROBE = 64
+"""Rows and columns of the image that shows what a processor makes of one."""
+
+
+def own_processor(processor: Any) -> Any:
+    """The part of a processor that reads images or sounds; one that reads texts as well has several."""
+    parts = (getattr(processor, name, None) for name in ("image_processor", "feature_extractor"))
+    return next((part for part in parts if part is not None), processor)
+
+
+def probe_of(processor: Any, model: PreTrainedModel) -> dict[str, Tensor]:
+    """What a processor makes of an input without content.
+
+    Raises:
+        InputError: If it fails, or makes nothing that the model reads.
+    """
+    if isinstance(processor, SequenceFeatureExtractor):
+        return prepared(processor, np.zeros(_rate_of(processor), dtype=np.float32), model)
+    from PIL import Image
+
+    return prepared(processor, Image.new("RGB", (_PROBE, _PROBE), (128, 128, 128)), model)
+
+
+def prepared(processor: Any, given: object, model: PreTrainedModel) -> dict[str, Tensor]:
+    """An input as a processor prepares it for a model: those arguments that the model's `forward` has.
+
+    Raises:
+        InputError: If the processor fails, or makes nothing that the model reads.
+    """
+    options: dict[str, Any] = {"return_tensors": "pt"}
+    try:
+        if isinstance(processor, SequenceFeatureExtractor):
+            made = processor(given, sampling_rate=_rate_of(processor), **options)
+        elif isinstance(processor, BaseImageProcessor):
+            made = processor(images=given, **options)
+        else:
+            made = processor(given)
+    except Exception as error:  # somebody else's code
+        raise InputError(f"{type(processor).__name__} fails on {describe_type(given)}: {one_line(error)}") from error
+    if not isinstance(made, Mapping):
+        raise InputError(
+            f"processor: expected a function that returns keyword arguments of the model (a dict), got {describe_type(made)}"
+        )
+    parameters = inspect.signature(model.forward).parameters
+    arguments = {
+        name: torch.as_tensor(value) for name, value in made.items() if name in parameters and value is not None
+    }
+    if not any(each.is_floating_point() for each in arguments.values()):
+        raise InputError(
+            f"processor: expected pixels or samples that {type(model).__name__} reads, got {', '.join(made) or 'nothing'}"
+        )
+    where = next(model.parameters())
+    return {
+        name: each.to(where.device, where.dtype if each.is_floating_point() else each.dtype)
+        for name, each in arguments.items()
+    }
+
+
+def _rate_of(extractor: SequenceFeatureExtractor) -> int:
+    rate: int = extractor.sampling_rate
+    return rate
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class InputReader:
+    """Makes the inputs of a model that reads images or sounds."""
+
+    processor: Any
+    model: PreTrainedModel
+    shapes: Mapping[str, torch.Size]
+    """Those of its arguments, for one input."""
+    geometry: Geometry
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of each input."""
+        return len(self.geometry.names)
+
+    @property
+    def categories(self) -> Mapping[str, list[str]]:
+        """The names of the tokens of each category."""
+        return self.geometry.categories
+
+    def read(self, given: object) -> OwnInput:
+        """An image (a file, a `PIL.Image`, or an array of rows × columns × channels), or the samples of a sound, prepared.
+
+        Raises:
+            InputError: If it cannot be read, or the processor makes something of another size of it than of others.
+        """
+        if isinstance(self.processor, SequenceFeatureExtractor):
+            content, title = _sound(given), "sound"
+        else:
+            content, title = opened(given)
+        arguments = prepared(self.processor, content, self.model)
+        for name, each in arguments.items():
+            if each.shape != self.shapes.get(name):
+                raise InputError(
+                    f"{title}: the processor makes {name} of shape {tuple(each.shape)} of it, expected "
+                    f"{tuple(self.shapes.get(name, ()))} as of other inputs; let it resize or pad inputs to one size"
+                )
+        return OwnInput(arguments, (title,))
+
+
+def _sound(given: object) -> np.ndarray:
+    samples = np.asarray(given) if isinstance(given, np.ndarray | Tensor) else None
+    if samples is None or samples.ndim != 1 or not len(samples) or samples.dtype.kind != "f":
+        raise InputError(
+            "expected the samples of a sound (a one-dimensional array of decimal numbers, at the processor's sampling rate), "
+            f"got {describe_type(given) if samples is None else f'an array of shape {samples.shape} of {samples.dtype}'}"
+        )
+    return samples
+
+
+def opened(given: object) -> tuple[Any, str]:
+    """An image in RGB, and its title.
+
+    Args:
+        given: A file, a `PIL.Image`, or an array of rows × columns × channels of whole numbers from 0 to 255.
+
+    Raises:
+        InputError: If it is none of these, cannot be read or is too large.
+    """
+    from PIL import Image
+
+    if isinstance(given, str | Path):
+        path = Path(given)
+        if not path.is_file():
+            raise InputError(f"{path}: expected the file of an image; there is none")
+        try:
+            with Image.open(path) as image:
+                _check_size(image.size, str(path))
+                return image.convert("RGB"), path.name
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise InputError(f"{path}: not an image that can be read: {one_line(error)}") from error
+    if isinstance(given, Image.Image):
+        _check_size(given.size, "image")
+        return given.convert("RGB"), Path(getattr(given, "filename", "") or "image").name
+    if isinstance(given, np.ndarray) and given.dtype == np.uint8 and given.ndim in (2, 3):
+        try:
+            return Image.fromarray(given).convert("RGB"), "image"
+        except (TypeError, ValueError) as error:
+            raise InputError(f"expected an array of rows × columns × 3, got one of shape {given.shape}") from error
+    raise InputError(
+        "expected an image: a file, a PIL.Image, or an array of rows × columns × 3 whole numbers from 0 to 255 (uint8), got "
+        + (f"an array of {given.dtype}" if isinstance(given, np.ndarray) else describe_type(given))
+    )
+
+
+def _check_size(size: tuple[int, int], name: str) -> None:
+    width, height = size
+    if width * height > MEGAPIXELS * 1_000_000:
+        raise InputError(
+            f"{name}: expected at most {MEGAPIXELS} megapixels, got {width} × {height}; make the image smaller"
+        )
