@@ -329,7 +329,7 @@ def _begins(ids: np.ndarray, context: AnalysisContext) -> int:
 
 def _cut(kinds: np.ndarray, length: int, bos: bool, context: AnalysisContext) -> np.ndarray | None:
     """A packed sequence of the given length, which ends with the special tokens of the original; None if it is too short."""
-    ids, segments, source, inherited, _units = kinds  # as `Batch.packed` has them, −1 where there are none
+    ids, segments, source, inherited, _units, numbers = kinds  # as `Batch.packed` has them, −1 where there are none
     ids = ids[ids >= 0]
     start, end = _begins(ids, context), len(ids)
     while end - 1 > start and ids[end - 1] in context.vocabulary.special:
@@ -340,7 +340,8 @@ def _cut(kinds: np.ndarray, length: int, bos: bool, context: AnalysisContext) ->
     kept = np.concatenate([np.arange(start, start + room), np.arange(end, len(ids))])
     columns = max(length, int((source >= 0).sum()))
     cut = np.full((len(kinds), columns), -1, dtype=np.int64)
-    cut_ids, cut_segments, cut_source, cut_inherited, _units = cut
+    cut_ids, cut_segments, cut_source, cut_inherited, _units, cut_numbers = cut
+    cut_numbers[:length] = numbers[0]
     cut_ids[bos:length] = ids[kept]
     cut_inherited[bos:length] = inherited[kept]
     if bos and context.vocabulary.first is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -82,9 +83,10 @@ def run(
         prepared = _prepared_model(model, tokenizer, infos)
         dataset = {"max_length": max_length, "mask_fraction": mask_fraction, "segmentation": segmentation}
         settings = _of_model(prepared, batch_tokens) | {"level": level, "layers": layers, "seed": seed}
-        settings |= {"dataset": dataset | {"kind": "text", "categories": token_categories or {}}}
+        kind = "text" if prepared.reader is None else "images"
+        settings |= {"dataset": dataset | {"kind": kind, "categories": token_categories or {}}}
         settings |= {"report": {"enabled": False}, "categories": categories, "analysis": _options(infos, options)}
-        corpus = GivenTexts(tuple(example_of(prepared, text) for text in listed(texts)))
+        corpus = GivenTexts(tuple(example_of(prepared, text) for text in listed(texts, of_text=prepared.reader is None)))
         with generators_restored():
             return prepared.exclusively(lambda: analyse(run_options(settings), prepared, corpus, progress=progress))
 
@@ -152,16 +154,22 @@ def _options(infos: Sequence[AnalysisInfo], given: Mapping[str, Any]) -> dict[st
     return chosen
 
 
-def listed(texts: ManyTexts) -> list[Any]:
+def listed(texts: ManyTexts, *, of_text: bool = True) -> list[Any]:
     """Texts as a list, also if there is only one.
+
+    Args:
+        of_text: Whether they are texts, and not images or other inputs.
 
     Raises:
         InputError: If one is neither a text nor a pair, or there is none.
     """
-    given: Any = plain_ids(texts)
-    found: list[Any] = [given] if isinstance(given, str | tuple) or is_ids(given) else list(given)
+    given: Any = plain_ids(texts) if of_text else texts
+    single = isinstance(given, str | tuple | np.ndarray) or is_ids(given) or not isinstance(given, Iterable)
+    found: list[Any] = [given] if single else list(given)
     if not found:
         raise InputError("texts: expected at least one text, got none")
+    if not of_text:
+        return found
     if is_messages(found) or any(map(is_messages, found)):
         raise InputError(
             "texts: analyses read conversations from a file; on the command line, set dataset.chat_template=true"

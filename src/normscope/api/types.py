@@ -56,8 +56,12 @@ Texts = TypeAliasType(
 ManyTexts = TypeAliasType(
     "ManyTexts",
     Annotated[
-        Text | Iterable[Text],
-        Instance("a str, a pair (a tuple of two str), token ids, or a list of these", (Iterable,), (bytes, Mapping)),
+        Text | Image | Path | Iterable[Text | Image | Path],
+        Instance(
+            "a str, a pair (a tuple of two str), token ids, or a list of these",
+            (Iterable, Image, Path),
+            (bytes, Mapping),
+        ),
     ],
 )
 """A text, or any iterable of texts, which is read once."""

@@ -14,7 +14,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
-from normscope.data.token_sequence import AnnotatedSentence, Batching, OwnInput, TokenSequence, fingerprint
+from normscope.data.token_sequence import AnnotatedSentence, Batching, OwnInput, ReadsInputs, TokenSequence, fingerprint
 from normscope.data.words import NO_WORD, unit_texts
 from normscope.errors import InputError
 from normscope.maths.partition import Partition
@@ -223,9 +223,12 @@ class Batch:
         return dataclasses.replace(self, source=source, on_host=host)
 
     def packed(self) -> Int[Tensor, "kind batch token"]:
-        """Tokens, segments, source tokens, inherited categories and units of each sequence, −1 where there are none."""
+        """Tokens, segments, source tokens, inherited categories and units of each sequence, −1 where there are none.
+
+        Last comes the number of an input that is no text, at each of its tokens.
+        """
         width = max(self.token_mask.shape[1], 0 if self.source is None else self.source.token_mask.shape[1])
-        rows = torch.full((5, self.sequences, width), -1, device=self.input_ids.device)
+        rows = torch.full((6, self.sequences, width), -1, device=self.input_ids.device)
         rows[0, :, : self.token_mask.shape[1]] = self.input_ids.masked_fill(~self.token_mask, -1)
         if self.token_type_ids is not None:
             rows[1, :, : self.token_mask.shape[1]] = self.token_type_ids.masked_fill(~self.token_mask, -1)
@@ -236,6 +239,9 @@ class Batch:
             rows[3, :, : self.token_mask.shape[1]] = self.inherited
         if self.units is not None:
             rows[4, :, : self.token_mask.shape[1]] = self.units
+        if self.own is not None:
+            numbers = torch.tensor(self.own.numbers, device=self.token_mask.device).unsqueeze(1)
+            rows[5, :, : self.token_mask.shape[1]] = numbers.where(self.token_mask, -1)
         return rows
 
     def for_samples(self, seed: int, tokens: int | None = None) -> tuple[list[float], list[Int[np.ndarray, "kind _"]]]:
@@ -258,9 +264,13 @@ class Batch:
         return [kinds[:, (kinds >= 0).any(axis=0)] for kinds in packed]
 
 
-def unpacked(kinds: Int[Tensor, "kind token"]) -> TokenSequence:
-    """One sequence of a `Batch.packed` tensor."""
-    tokens, segments, source, _, units = (kind[kind >= 0].numpy() for kind in kinds)
+def unpacked(kinds: Int[Tensor, "kind token"], reader: ReadsInputs | None = None) -> TokenSequence:
+    """One sequence of a `Batch.packed` tensor.
+
+    Args:
+        reader: What has read the inputs, if they are no texts.
+    """
+    tokens, segments, source, _, units, numbers = (kind[kind >= 0].numpy() for kind in kinds)
     inherited = kinds[3, : len(tokens)].numpy()
     return TokenSequence(
         tokens,
@@ -268,6 +278,7 @@ def unpacked(kinds: Int[Tensor, "kind token"]) -> TokenSequence:
         source_ids=source if len(source) else None,
         inherited=inherited if (inherited >= 0).any() else None,
         units=units if len(units) else None,
+        own=None if reader is None else reader.again(int(numbers[0])),
     )
 
 

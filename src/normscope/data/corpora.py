@@ -11,6 +11,7 @@ from normscope.data.annotation import SPACES
 from normscope.data.conllu_file import ConlluFile
 from normscope.data.examples import Corpus, Example
 from normscope.data.hub import HubDataset
+from normscope.data.image_files import ImageFiles
 from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
 from normscope.data.segmentation import Segmented, WikiText
 from normscope.data.text_files import TextFile, TextFiles, files_left_out, find_files, has_columns
@@ -45,6 +46,8 @@ def open_corpus(options: DatasetOptions) -> Corpus:
             corpus = _parallel(options)
         case DatasetKind.toy:
             corpus = ToyCorpus(TOY_PAIRS, options.seed)
+        case DatasetKind.images:
+            corpus = ImageFiles.at(_path(options, "an image, a folder of images or a pattern"))
         case DatasetKind.conllu:
             corpus = ConlluFile(Path(_path(options, "a CoNLL-U file")).expanduser())
         case _:

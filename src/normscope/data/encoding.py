@@ -17,7 +17,7 @@ from normscope.data.encoders import (
     TranslatedTexts,
 )
 from normscope.data.examples import AS_GIVEN, CorpusCounts, Example
-from normscope.data.options import DatasetOptions, Level, Segmentation, Segments
+from normscope.data.options import DatasetKind, DatasetOptions, Level, Segmentation, Segments
 from normscope.data.token_sequence import ReadsTokens, Segmenter, Sequences, TokenSequence
 from normscope.data.tokenization import encoded
 from normscope.data.units import Units
@@ -234,6 +234,10 @@ def _with_unknown(example: Example, unknown: str) -> Example:
 
 
 def _check(model: ReadsTokens, options: DatasetOptions, longest: int | None, *, separate: bool) -> None:
+    of_images = options.kind is DatasetKind.images
+    if of_images is not (model.reader is not None):
+        reads, expected = ("texts", "text") if of_images else ("images or sounds", "images")
+        raise InputError(f"dataset={options.kind}: {model.name} reads {reads}; set dataset={expected} and dataset.path")
     if model.max_length is not None and longest is not None and longest > model.max_length:
         raise InputError(
             f"dataset.max_length={options.max_length}: expected at most {model.max_length}, the maximum of {model.name}"

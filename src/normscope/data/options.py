@@ -28,6 +28,7 @@ class DatasetKind(enum.StrEnum):
     conllu = "conllu"
     parallel = "parallel"
     toy = "toy"
+    images = "images"
 
 
 class Segmentation(enum.StrEnum):
@@ -77,8 +78,8 @@ class DatasetOptions(Options):
     kind: DatasetKind = MISSING
     """Where examples come from; presets set it."""
     path: FilePath | None = None
-    """For `text`, a file (.txt, .jsonl, .csv or .tsv, optionally gzipped; .parquet), a folder or a glob pattern; for `hub`,
-    the dataset's name; for `conllu`, the treebank."""
+    """For `text`, a file (.txt, .jsonl, .csv or .tsv, optionally gzipped; .parquet), a folder or a glob pattern; for `images`,
+    an image, a folder or a pattern; for `hub`, the dataset's name; for `conllu`, the treebank."""
     pair_path: FilePath | None = None
     """File of the second texts, line by line with those of `path`."""
     separator: BlankText | None = None
@@ -127,7 +128,7 @@ class DatasetOptions(Options):
 
 
 _READ_BY = {
-    "path": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub, DatasetKind.conllu},
+    "path": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub, DatasetKind.conllu, DatasetKind.images},
     "text_column": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub},
     "pair_column": {DatasetKind.text, DatasetKind.hub},
     "score_column": {DatasetKind.text, DatasetKind.hub},

@@ -48,6 +48,10 @@ class AnnotatedSentence:
     """For each word, the word whose tokens spell it, or NO_WORD; see `words.WordTokens`."""
 
 
+_BYTES = 7
+"""Of a number that stands for an input: as many as a whole number of 64 bits has room for."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class OwnInput:
     """What a model is given that reads images or other vectors instead of token ids."""
@@ -60,8 +64,7 @@ class OwnInput:
     @classmethod
     def joined(cls, inputs: Sequence["OwnInput"]) -> "OwnInput":
         """Several in one batch; they have the same shapes."""
-        names = inputs[0].arguments
-        arguments = {name: torch.cat([each.arguments[name] for each in inputs]) for name in names}
+        arguments = {name: torch.cat([each.arguments[name] for each in inputs]) for name in inputs[0].arguments}
         return cls(arguments, tuple(title for each in inputs for title in each.titles))
 
     def part(self, start: int, stop: int) -> "OwnInput":
@@ -73,13 +76,16 @@ class OwnInput:
         return OwnInput({name: change(given) for name, given in self.arguments.items()}, self.titles)
 
     @cached_property
-    def numbers(self) -> np.ndarray:
-        """Whole numbers that depend on the arguments alone."""
+    def numbers(self) -> tuple[int, ...]:
+        """A number for each input, which depends on its arguments alone."""
+        return tuple(self._number(row) for row in range(len(self.titles)))
+
+    def _number(self, row: int) -> int:
         digest = hashlib.sha256()
         for name, given in sorted(self.arguments.items()):
             digest.update(name.encode())
-            digest.update(given.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        return np.frombuffer(digest.digest(), dtype=np.int64)
+            digest.update(given[row].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return int.from_bytes(digest.digest()[:_BYTES], "little")
 
 
 @runtime_checkable
@@ -98,6 +104,10 @@ class ReadsInputs(Protocol):
 
     def read(self, given: object) -> OwnInput:
         """An image, or whatever else the model reads, as it reads it."""
+        ...
+
+    def again(self, number: int) -> OwnInput:
+        """An input that was read before, by its number."""
         ...
 
 

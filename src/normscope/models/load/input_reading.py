@@ -96,6 +96,8 @@ class InputReader:
     shapes: Mapping[str, torch.Size]
     """Those of its arguments, for one input."""
     geometry: Geometry
+    _given: dict[int, object] = dataclasses.field(default_factory=dict)
+    """The inputs that were read, or their files, by their numbers."""
 
     @property
     def tokens(self) -> int:
@@ -124,7 +126,19 @@ class InputReader:
                     f"{title}: the processor makes {name} of shape {tuple(each.shape)} of it, expected "
                     f"{tuple(self.shapes.get(name, ()))} as of other inputs; let it resize or pad inputs to one size"
                 )
-        return OwnInput(arguments, (title,))
+        made = OwnInput(arguments, (title,))
+        self._given[made.numbers[0]] = given
+        return made
+
+    def again(self, number: int) -> OwnInput:
+        """An input that was read before, by its number.
+
+        Raises:
+            InputError: If it was read in an earlier process, from whose checkpoint this one goes on.
+        """
+        if number not in self._given:
+            raise InputError("an image that was read before the run was interrupted is needed again; start the run anew")
+        return self.read(self._given[number])
 
 
 def _sound(given: object) -> np.ndarray:

@@ -60,7 +60,7 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
     """
     model.require_current()
     if model.reader is not None:
-        encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0), level=level)
+        encoder = Encoder(model, DatasetOptions(kind=DatasetKind.images, seed=0), level=level)
         inputs = texts if isinstance(texts, list) else [texts]
         return collate(encoder.encode([example_of(model, each) for each in inputs], CorpusCounts()), encoder)
     texts = _encoding_of_ids(model, texts)

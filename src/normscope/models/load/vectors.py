@@ -17,6 +17,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
 from normscope.linear.layer_calls import LayerCall, LayerCalls
+from normscope.linear.provenance import begin
 from normscope.models.stored.model_code import StopForward, model_code
 
 _IMAGES = 4
@@ -41,8 +42,12 @@ class _Table(nn.Embedding):
     given: Tensor | None = None
 
     def forward(self, ids: Int[Tensor, "text token"]) -> Float[Tensor, "text token model"]:
-        """The vectors of the tokens."""
-        return super().forward(ids) if self.given is None else self.given
+        """The vectors of the tokens; an input may lack some of them."""
+        if self.given is None:
+            return super().forward(ids)
+        with torch._C.DisableTorchFunction():  # how a model makes them is no part of what is measured
+            vectors = self.given.take_along_dim(ids.unsqueeze(-1), dim=1)
+        return begin(vectors)
 
 
 class VectorModel(PreTrainedModel):
