@@ -28,6 +28,7 @@ from normscope.models.load.adapters import Adapter, base_model
 from normscope.models.load.loaded import Drawn, LoadedModel
 from normscope.models.load.task_heads import Head, has_head, head_class, task_head
 from normscope.models.load.tokenizer_loading import check_tokenizer, load_tokenizer
+from normscope.models.load.vector_loading import facts_of_inputs, read_processor, tower_of, vector_model
 from normscope.models.observe.reading import facts_of_config
 from normscope.models.options import DeviceOptions, ModelOptions
 from normscope.models.probes import embeddings_of, longest_sequence, padding_of
@@ -106,6 +107,9 @@ def open_model(options: ModelOptions) -> "OpenedModel":
     if not options.random_init:
         check_pickles(source.folder, options.name)
         check_size(config, source.folder, options.name)
+    processor = read_processor(text, source.folder, options.name)
+    if processor is not None:
+        return OpenedModel(options, config, facts_of_inputs(text, processor, options.name), source, adapter, processor)
     facts = facts_of_config(text, None if options.stack is None else options.stack.value)
     return OpenedModel(options, config, facts, source, adapter)
 
@@ -121,6 +125,8 @@ class OpenedModel:
     """Its files."""
     adapter: Source | None
     """The files of a PEFT adapter to merge into it; None without one."""
+    processor: Any = None
+    """Makes its inputs, if it reads images or sounds; None for a model of texts."""
 
     def load(
         self,
@@ -155,26 +161,34 @@ class OpenedModel:
             model, whole = self._model(DTYPES[device.dtype], placing)
             target = torch_device(device.name) if device_map is None else _only_device(model, device_map)
         check_finite(model, name)
+        if self.processor is not None:
+            tower = tower_of(model).to(target).eval().requires_grad_(False)
+            return self._with_origin(vector_model(tower, self.processor, name))
         check_shape(model, self.facts, name)
         tokenizer = self._tokenizer(tokenizer, model)
         run_experts_in_float64(model)
         if not is_offloaded(model):
             model.to(target)
-        loaded = LoadedModel(
-            model=model.eval().requires_grad_(False),
-            tokenizer=tokenizer,
-            facts=self.facts,
-            name=name,
-            revision=self._named.revision,
-            max_length=longest_input(model, self.facts, tokenizer, self._longest_text),
-            load_head=lambda head: self._head(head, model, whole),
-            folder=None if self.options.random_init else self._named.whole,
-            files_sha256=None if self.options.random_init or self.adapter else files_digest(self.source.folder),
-            rule=rule_of(None if self.options.random_init else self._named.whole, name),
+        return self._with_origin(
+            LoadedModel(
+                model=model.eval().requires_grad_(False),
+                tokenizer=tokenizer,
+                facts=self.facts,
+                name=name,
+                revision=None,
+                max_length=longest_input(model, self.facts, tokenizer, self._longest_text),
+                load_head=lambda head: self._head(head, model, whole),
+                rule=rule_of(None if self.options.random_init else self._named.whole, name),
+            )
         )
-        if not self.options.random_init:
-            return loaded
-        return dataclasses.replace(loaded, drawn=Drawn(self.options.seed, loaded.weights()["model"]))
+
+    def _with_origin(self, loaded: LoadedModel) -> LoadedModel:
+        """A model with where its weights come from."""
+        loaded = dataclasses.replace(loaded, revision=self._named.revision)
+        if self.options.random_init:
+            return dataclasses.replace(loaded, drawn=Drawn(self.options.seed, loaded.weights()["model"]))
+        digest = None if self.adapter else files_digest(self.source.folder)
+        return dataclasses.replace(loaded, folder=self._named.whole, files_sha256=digest)
 
     @property
     def _named(self) -> Source:

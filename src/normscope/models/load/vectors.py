@@ -8,6 +8,7 @@ short probes without an input of their own take vectors from a table, of those t
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -75,7 +76,6 @@ class VectorModel(PreTrainedModel):
         vectors = call.vectors[0].detach().clone()
         self.table = _Table(*vectors.shape, _weight=vectors)
         self.table.weight.requires_grad_(False)
-        self.geometry = self._geometry()
         self.eval()
 
     def set_attn_implementation(self, *arguments: Any, **options: Any) -> None:
@@ -153,7 +153,8 @@ class VectorModel(PreTrainedModel):
                 other[name] = changed
         return (self._entry(other).vectors[0] != self.table.weight).any(dim=-1)
 
-    def _geometry(self) -> Geometry:
+    @cached_property
+    def geometry(self) -> Geometry:
         """The names of the tokens, from which of them change with what."""
         of_input = self._changed((...,))
         before = int(of_input.int().argmax())

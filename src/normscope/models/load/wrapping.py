@@ -8,7 +8,6 @@ import collections
 import copy
 import dataclasses
 import functools
-import inspect
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,13 +24,13 @@ from normscope.errors import InputError, one_line
 from normscope.models.facts import ModelFacts, StackName
 from normscope.models.load.adapters import adapted_layers, merge_active_adapters, without_peft
 from normscope.models.load.any_module import AnyModule, Inputs
-from normscope.models.load.input_reading import InputReader, Processor, own_processor, probe_of
+from normscope.models.load.input_reading import Processor
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import DTYPES, check_shape, longest_input, run_experts_in_float64
 from normscope.models.load.task_heads import Head, has_head
 from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.load.tokenizer_loading import TokenNames, check_tokenizer
-from normscope.models.load.vectors import VectorModel
+from normscope.models.load.vector_loading import tower_of, vector_model
 from normscope.models.observe.reading import facts_of, observed_stack, refusal_explained
 from normscope.models.probes import embeddings_of
 from normscope.models.prove.verification import verify_same_outputs
@@ -123,32 +122,10 @@ def _reading_vectors(given: object, processor: Processor) -> LoadedModel:
         raise InputError(f"model: expected a transformers model of images or sounds, got {_kind(given)}")
     check_not_quantised(given.config)
     name = str(given.config.name_or_path or type(given).__name__)
-    tower = _tower_of(given)
+    tower = tower_of(given)
     copied = _Copy(tower, name, hold=tower is not given)
     check_finite(copied.model, name)
-    part = own_processor(processor)
-    probe = probe_of(part, copied.model)
-    with refusal_explained(name):
-        observed = VectorModel(copied.model, probe)
-        facts = facts_of(observed)
-    tokenizer = TokenNames.of(observed.geometry.names)
-    if (first := observed.geometry.names[0]) == "[CLS]":
-        tokenizer.cls_token = first
-    reader = InputReader(part, copied.model, {name: each.shape for name, each in probe.items()}, observed.geometry)
-    return dataclasses.replace(_loaded(copied, observed, facts, name, tokenizer), reader=reader)
-
-
-def _tower_of(given: PreTrainedModel) -> PreTrainedModel:
-    """The part of a model that reads no token ids and has no head: the vision tower of CLIP, the encoder of Whisper."""
-    for part in given.modules():
-        if isinstance(part, PreTrainedModel):
-            base = base_of(part)
-            if base is part and not {"input_ids", "decoder_input_ids"} & {*inspect.signature(part.forward).parameters}:
-                return part
-    raise InputError(
-        f"model: expected a model of images or sounds for this processor, got {type(given).__name__}, which reads token ids; "
-        "pass its tokenizer"
-    )
+    return vector_model(copied.model, processor, name, copied.require_unchanged)
 
 
 def _encoder_of_library(
@@ -339,9 +316,18 @@ class _Copy:
         Raises:
             InputError: If the original was moved, cast or given other weights, or its adapters have changed.
         """
+        if _size_of(tokenizer) != size:
+            raise InputError(_CHANGED.format(self._name))
+        self.require_unchanged()
+
+    def require_unchanged(self) -> None:
+        """Check that the copy still has the weights of its original.
+
+        Raises:
+            InputError: If the original was moved, cast or given other weights, or its adapters have changed.
+        """
         original = self._original()
-        changed = original is not None and _state(original, self._own) != self._state
-        if changed or _size_of(tokenizer) != size:
+        if original is not None and _state(original, self._own) != self._state:
             raise InputError(_CHANGED.format(self._name))
 
 

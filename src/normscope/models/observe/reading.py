@@ -8,7 +8,7 @@ import inspect
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -361,6 +361,23 @@ def _facts_of_config(_text: str, given: _Config, stack: StackName | None) -> Mod
     raise failures[0]
 
 
+def facts_without_numbers(
+    config: PretrainedConfig, adapt: Callable[[PreTrainedModel], PreTrainedModel]
+) -> ModelFacts:
+    """What the model is that a config describes, from a model without numbers that is adapted first.
+
+    Raises:
+        NotRecognisedError: If it has attention that cannot be measured, or fails without numbers.
+    """
+    try:
+        with drawing(), _without_numbers():
+            return facts_of(adapt(_built(config, torch.float32, None)))
+    except InputError:
+        raise
+    except Exception as error:  # our own code cannot do everything without numbers either
+        raise NotRecognisedError(f"a forward pass over two inputs fails without weights: {one_line(error)}") from error
+
+
 class _Supposed(TorchDispatchMode):
     """Answers what only numbers could: the batch has no padding, so any condition on its mask is true."""
 
@@ -386,7 +403,7 @@ def _without_numbers() -> Iterator[None]:
         log.disabled = silent
 
 
-def _built(given: PretrainedConfig, dtype: torch.dtype, stack: StackName | None) -> nn.Module:
+def _built(given: PretrainedConfig, dtype: torch.dtype, stack: StackName | None) -> PreTrainedModel:
     """A model built from this config. Outside fake mode, only small models are built."""
     config = copy.deepcopy(given)
     config._experts_implementation_internal = None

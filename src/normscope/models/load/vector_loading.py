@@ -1,0 +1,103 @@
+"""Models of images and sounds, from memory or from files."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoModel, PretrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+
+from normscope.errors import InputError, one_line
+from normscope.models.facts import ModelFacts
+from normscope.models.load.input_reading import InputReader, own_processor, probe_of
+from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.tokenizer_loading import TokenNames
+from normscope.models.load.vectors import VectorModel
+from normscope.models.observe.reading import facts_of, facts_without_numbers, refusal_explained
+from normscope.models.stored.text_tower import base_of, class_of
+
+_OF_TEXTS = {"input_ids", "decoder_input_ids"}
+
+
+def reads_texts(model: PreTrainedModel | type[PreTrainedModel]) -> bool:
+    """Whether a model, or one of a class, reads token ids."""
+    return bool(_OF_TEXTS.intersection(inspect.signature(model.forward).parameters))
+
+
+def tower_of(given: PreTrainedModel) -> PreTrainedModel:
+    """The part of a model that reads no token ids and has no head: the vision tower of CLIP, the encoder of Whisper.
+
+    Raises:
+        InputError: If there is none.
+    """
+    for part in given.modules():
+        if isinstance(part, PreTrainedModel) and base_of(part) is part and not reads_texts(part):
+            return part
+    raise InputError(
+        f"model: expected a model of images or sounds for this processor, got {type(given).__name__}, which reads token ids; "
+        "pass its tokenizer"
+    )
+
+
+def read_processor(config: PretrainedConfig, folder: Path, name: str) -> Any:
+    """The processor in the files of a model of images or sounds; None for a model of texts.
+
+    Raises:
+        InputError: If a model of images or sounds comes without one, or it cannot be read.
+    """
+    kind = class_of(AutoModel, config)
+    if kind is None or kind.main_input_name == "input_ids":
+        return None
+    auto: Any = AutoImageProcessor if kind.main_input_name == "pixel_values" else AutoFeatureExtractor
+    try:
+        return auto.from_pretrained(folder)
+    except Exception as error:  # missing files and missing optional packages raise many types
+        raise InputError(
+            f"model.name={name}: cannot read how it prepares its inputs (preprocessor_config.json) from {folder}: "
+            f"{one_line(error)}"
+        ) from error
+
+
+def facts_of_inputs(config: PretrainedConfig, processor: Any, name: str) -> ModelFacts:
+    """What the model is that a config describes, as it reads what a processor prepares."""
+
+    def adapted(model: PreTrainedModel) -> PreTrainedModel:
+        tower = tower_of(model)
+        return VectorModel(tower, probe_of(own_processor(processor), tower))
+
+    with refusal_explained(name):
+        return facts_without_numbers(config, adapted)
+
+
+def vector_model(
+    tower: PreTrainedModel, processor: Any, name: str, require_current: Callable[[], None] = lambda: None
+) -> LoadedModel:
+    """A model of images or sounds, ready to be observed.
+
+    Args:
+        tower: A model that reads no token ids, in evaluation mode and without gradients.
+        processor: Makes its inputs; see `wrap_model`.
+        name: For messages and results.
+        require_current: See `LoadedModel`.
+    """
+    part = own_processor(processor)
+    probe = probe_of(part, tower)
+    with refusal_explained(name):
+        observed = VectorModel(tower, probe)
+        facts = facts_of(observed)
+    geometry = observed.geometry
+    tokenizer = TokenNames.of(geometry.names)
+    if geometry.names[0] == "[CLS]":
+        tokenizer.cls_token = geometry.names[0]
+    return LoadedModel(
+        model=observed,
+        tokenizer=tokenizer,
+        facts=facts,
+        name=name,
+        revision=None,
+        max_length=len(geometry.names),
+        require_current=require_current,
+        reader=InputReader(part, tower, {key: each.shape for key, each in probe.items()}, geometry),
+    )
