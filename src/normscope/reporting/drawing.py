@@ -18,13 +18,24 @@ from normscope.reporting.figures.coloured_text import coloured_text
 from normscope.reporting.figures.dots import dots
 from normscope.reporting.figures.heatmaps import heatmaps
 from normscope.reporting.figures.lines import lines
+from normscope.reporting.figures.patch_maps import patch_maps
 from normscope.reporting.figures.profiles import profiles
 from normscope.reporting.figures.scatter import scatter
 from normscope.reporting.figures.style import points, styled
 from normscope.reporting.figures.word_maps import word_maps
 from normscope.reporting.options import PAGE, SCREEN, Appearance, FigureOptions, appearance
 from normscope.reporting.palette import ON_PAGE
-from normscope.results.figures import ColouredText, Dots, Figure, Heatmaps, Lines, Profiles, Scatter, WordMaps
+from normscope.results.figures import (
+    ColouredText,
+    Dots,
+    Figure,
+    Heatmaps,
+    Lines,
+    PatchMaps,
+    Profiles,
+    Scatter,
+    WordMaps,
+)
 from normscope.untrusted.writing import write_named
 
 _DATE = "SOURCE_DATE_EPOCH"
@@ -158,6 +169,8 @@ def laid_out(figure: Figure, width: float = PAGE, *, caption: bool = True) -> Ca
             canvas = dots(figure, width)
         case WordMaps():
             canvas = word_maps(figure, width)
+        case PatchMaps():
+            canvas = patch_maps(figure, width)
         case ColouredText():
             canvas = coloured_text(figure, width)
         case _:

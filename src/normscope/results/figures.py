@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from normscope.errors import InputError, one_line
 from normscope.results import figures
@@ -255,6 +255,20 @@ class WordMaps:
         return any(end_of_scale(self.values_of(panel).to_numpy(dtype=float))[1] for panel in self.panel_titles)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class PatchMaps:
+    """What a token takes from the patches of a picture, laid on the picture, side by side; each map has its own scale."""
+
+    picture: Int[np.ndarray, "row column 3"]
+    """Red, green and blue from 0 to 255, as the model has read them."""
+    maps: Mapping[str, Float[np.ndarray, "patch_row patch_column"]]
+    """By panel; not negative."""
+    panel_titles: Mapping[str, str]
+    beside: Mapping[str, str]
+    """What the token takes from tokens that are no patches, in words, by panel."""
+    caption: str
+
+
 @dataclasses.dataclass(frozen=True)
 class ColouredText:
     """Texts whose tokens are coloured by what each adds or subtracts, with one scale."""
@@ -334,7 +348,7 @@ def are_ranked(pairs: Sequence[TextPair]) -> bool:
     return len(pairs) > 1 and len({tuple(pair.tokens_a) for pair in pairs}) == 1
 
 
-Figure = Heatmaps | Lines | Profiles | Scatter | Dots | WordMaps | ColouredText
+Figure = Heatmaps | Lines | Profiles | Scatter | Dots | WordMaps | PatchMaps | ColouredText
 """What can be drawn."""
 
 

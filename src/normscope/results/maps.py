@@ -1,6 +1,8 @@
 """Token maps: what each token of a text takes from every other, for every layer and head; in memory and as a file."""
 
+import base64
 import dataclasses
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,11 +10,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Int
+from PIL import Image
 
 from normscope.errors import InputError, one_line, printable
-from normscope.results.figures import WordMaps
+from normscope.results.figures import PatchMaps, WordMaps
 from normscope.results.run_tables import metadata
 from normscope.results.table_files import parquet_metadata, write_parquet
+from normscope.rounding import percentage
 from normscope.statistics.tidy import tidy
 from normscope.untrusted.plain_data import parsed_json
 from normscope.untrusted.tables import table
@@ -71,6 +76,33 @@ class DependencyTree:
     """Dependent, head and relation, without the arcs of the root and those inside words that share their tokens."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class PatchedImage:
+    """An image whose patches are the last tokens of an input, row by row."""
+
+    pixels: Int[np.ndarray, "row column 3"]
+    """Red, green and blue from 0 to 255, as the model has read them."""
+    grid: tuple[int, int]
+    """Rows and columns of patches."""
+
+    @property
+    def patches(self) -> int:
+        """Number of patches."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def png(self) -> bytes:
+        """The image as the content of a PNG file."""
+        content = io.BytesIO()
+        Image.fromarray(self.pixels).save(content, "PNG")
+        return content.getvalue()
+
+    @classmethod
+    def of_png(cls, content: bytes, grid: tuple[int, int]) -> "PatchedImage":
+        """An image from the content of a PNG file."""
+        return cls(np.asarray(Image.open(io.BytesIO(content)).convert("RGB")), grid)
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TokenMap:
     """What each token or word of a text takes from every other, by measure, layer and head, in float32 or float64.
@@ -107,6 +139,8 @@ class TokenMap:
     """What the queries and keys are: `token` or `word`."""
     is_difference: bool = False
     """Whether values are differences from another map; for measures that cannot be negative, between shares of a row."""
+    image: PatchedImage | None = None
+    """The image whose patches are the last tokens."""
 
     @property
     def heads(self) -> int:
@@ -142,7 +176,7 @@ class TokenMap:
             return self.layers[-1]
         return self.layers[int(np.abs(self.maps[self.leading]).max(axis=(1, 2)).argmax())]
 
-    def figure(self, layer: int | None = None, measure: str | None = None) -> WordMaps:
+    def figure(self, layer: int | None = None, measure: str | None = None) -> WordMaps | PatchMaps:
         """Describe the maps of one layer side by side, without single heads; signed ones only if there are no others.
 
         This is what a figure shows; `Result.figure(layer=3)` draws it.
@@ -162,6 +196,8 @@ class TokenMap:
         unsigned = [] if self.is_difference else [each for each in measures if each not in SIGNED_MEASURES]
         titles = {each: TITLES[each] for each in unsigned or measures}
         number = self.first_layer if layer is None else layer
+        if self.image is not None and unsigned:
+            return self._on_image(self.image, number, titles)
         where = f"{'up to' if CUMULATIVE_MEASURES.intersection(titles) else 'in'} layer {number}"
         what = f"How much each {self.unit} (row) receives from each {self.unit} (column) {where}"
         table = tidy(
@@ -183,6 +219,24 @@ class TokenMap:
             what = f"{self.title}: share of what each {self.unit} (row) receives from each {self.unit} (column) {where}"
         caption, largest = f"{what}; orange is above 0, purple below.", float(table["value"].abs().max()) or 1.0
         return WordMaps(shown, "measure", titles, caption, largest=largest)
+
+    def _on_image(self, image: PatchedImage, layer: int, titles: Mapping[str, str]) -> PatchMaps:
+        """What the first token takes from the patches in a layer; without a token before them, what all tokens take."""
+        before = len(self.keys) - image.patches
+        maps, beside = {}, {}
+        for measure in titles:
+            values = self.maps[measure][self.layers.index(layer)]
+            row = values[0] if before else values.mean(axis=0)
+            maps[measure] = row[before:].reshape(image.grid)
+            shares = row[:before] / max(float(row.sum()), np.finfo(row.dtype).tiny)
+            beside[measure] = " · ".join(
+                f"{token} {percentage(float(share))}" for token, share in zip(self.keys, shares, strict=False)
+            )
+        who = f"{self.queries[0]} takes" if before else "all tokens take on average"
+        caption = f"{self.title}: what {who} from each patch in layer {layer}; darker is more."
+        if before:
+            caption += " Below each map: the share of all that it takes that comes from tokens that are no patches."
+        return PatchMaps(image.pixels, maps, titles, beside, caption)
 
     def __repr__(self) -> str:
         layers = ", ".join(map(str, self.layers))
@@ -261,6 +315,9 @@ def _text(text: TokenMap) -> dict[str, Any]:
         "maps": list(text.maps),
         "head_maps": list(text.head_maps),
         "tree": None if text.tree is None else dataclasses.asdict(text.tree),
+        "image": None
+        if text.image is None
+        else {"png": base64.b64encode(text.image.png).decode(), "grid": text.image.grid},
     }
 
 
@@ -311,7 +368,15 @@ def _read(text: dict[str, Any], rows: pd.DataFrame) -> TokenMap:
         tree=None if tree is None else _tree(tree),
         unit=text["unit"],
         is_difference=bool(text.get("is_difference")),
+        image=_image(text.get("image")),
     )
+
+
+def _image(content: Any) -> PatchedImage | None:
+    if content is None:
+        return None
+    rows, columns = content["grid"]
+    return PatchedImage.of_png(base64.b64decode(content["png"]), (int(rows), int(columns)))
 
 
 def _values(rows: pd.DataFrame, name: str, heads: int, pairs: tuple[int, int, int]) -> np.ndarray:

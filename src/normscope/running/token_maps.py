@@ -29,7 +29,7 @@ from normscope.models.observe.check import Check
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.observer import Observer
 from normscope.reporting.options import FEWEST_TOKENS, ReportOptions
-from normscope.results.maps import DependencyTree, TokenMap
+from normscope.results.maps import DependencyTree, PatchedImage, TokenMap
 from normscope.rounding import counted
 from normscope.streams import Progress, no_bar
 
@@ -330,7 +330,16 @@ def without_values(model: LoadedModel, batch: Batch) -> TokenMap:
         key_words=key_words,
         tree=tree,
         unit=str(Level.token if batch.units is None else Level.word),
+        image=_patched_image(model, batch),
     )
+
+
+def _patched_image(model: LoadedModel, batch: Batch) -> PatchedImage | None:
+    """The picture whose patches are the tokens of a batch of one."""
+    if model.reader is None or batch.own is None or model.reader.geometry.grid is None:
+        return None
+    pixels = model.reader.pixels(batch.own)
+    return None if pixels is None else PatchedImage(pixels, model.reader.geometry.grid)
 
 
 def _annotated(batch: Batch) -> tuple[tuple[int, ...], DependencyTree] | None:

@@ -24,6 +24,9 @@ Processor = BaseImageProcessor | SequenceFeatureExtractor | ProcessorMixin | Cal
 MEGAPIXELS = 100
 """Larger images are refused: decoded, one would take more memory than most models."""
 
+_IMAGES, _COLOURS = 4, 3
+"""Axes of a batch of images, and the size of the second one."""
+
 _PROBE = 64
 """Rows and columns of the image that shows what a processor makes of one."""
 
@@ -129,6 +132,24 @@ class InputReader:
         made = OwnInput(arguments, (title,))
         self._given[made.numbers[0]] = given
         return made
+
+    def pixels(self, own: OwnInput) -> np.ndarray | None:
+        """The picture of a single input as the model reads it, red, green and blue from 0 to 255; None if it is none.
+
+        A processor that does not say what it has subtracted and divided by leaves the colours relative: the darkest number is
+        black, the largest white.
+        """
+        images = [each for each in own.arguments.values() if each.ndim == _IMAGES and each.shape[1] == _COLOURS]
+        if self.geometry.grid is None or len(images) != 1:
+            return None
+        values = images[0][0].double().cpu().numpy().transpose(1, 2, 0)
+        mean, deviation = (getattr(self.processor, name, None) for name in ("image_mean", "image_std"))
+        if mean is not None and deviation is not None:
+            values = values * np.asarray(deviation) + np.asarray(mean)
+        else:
+            values = (values - values.min()) / (np.ptp(values) or 1.0)
+        pixels: np.ndarray = np.clip(values * 255, 0, 255).round().astype(np.uint8)
+        return pixels
 
     def again(self, number: int) -> OwnInput:
         """An input that was read before, by its number.

@@ -1,0 +1,60 @@
+"""What a token takes from the patches of a picture, laid on the picture."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure as Canvas
+
+from normscope.reporting.figures.heatmaps import colour_scale
+from normscope.reporting.figures.layout import fitted
+from normscope.reporting.figures.style import magnitudes, points
+from normscope.results.figures import PatchMaps, end_of_scale
+
+_ABOVE, _BELOW = 0.35, 0.75
+"""Inches above a picture, for its title, and below it, for a scale and for what other tokens give."""
+_OPAQUE = 0.9
+"""How much of the picture the colour of the end of the scale hides."""
+_GREY = np.array([0.299, 0.587, 0.114])
+"""What red, green and blue add to the brightness of a pixel (ITU-R BT.601)."""
+
+
+def patch_maps(figure: PatchMaps, width: float) -> Canvas:
+    """The picture, and beside it each map on the picture in grey."""
+    rows, columns, _ = figure.picture.shape
+    across = 1 + len(figure.maps)
+    high = (width / across - 0.15) * rows / columns
+    canvas = Canvas(figsize=(width, high + _ABOVE + _BELOW), layout="constrained")
+    panels = canvas.subplots(1, across, squeeze=False)[0]
+    titles = ["picture", *(fitted(figure.panel_titles[panel], width / across - 0.2) for panel in figure.maps)]
+    lines = max(title.count("\n") for title in titles)
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set_title("\n" * (lines - title.count("\n")) + title)  # so that all pictures begin at one height
+        axes.set_anchor("N")
+    panels[0].imshow(figure.picture)
+    _plain(panels[0])
+    for axes, (panel, values) in zip(panels[1:], figure.maps.items(), strict=True):
+        image = _on_picture(axes, figure.picture, values)
+        axes.set_xlabel(fitted(figure.beside[panel], width / across - 0.2), fontsize=points("xtick.labelsize"))
+        _plain(axes)
+        colour_scale(canvas, image, axes, width / across)
+    return canvas
+
+
+def _on_picture(axes: Axes, picture: np.ndarray, values: np.ndarray) -> object:
+    """Lay the values of patches on a picture: the more, the less of the picture can be seen through the colour."""
+    rows, columns, _ = picture.shape
+    around = (-0.5, columns - 0.5, rows - 0.5, -0.5)
+    grey = 255 - (255 - picture @ _GREY) / 2
+    axes.imshow(grey, cmap="gray", vmin=0, vmax=255, extent=around)
+    end, _ = end_of_scale(values)
+    shares = np.clip(values / (end or 1.0), 0.0, 1.0)
+    return axes.imshow(
+        values, cmap=magnitudes(), norm=Normalize(0, end or 1.0), alpha=_OPAQUE * shares, extent=around, aspect="equal"
+    )
+
+
+def _plain(axes: Axes) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+    axes.grid(visible=False)
