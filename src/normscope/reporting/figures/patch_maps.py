@@ -4,14 +4,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import MaxNLocator
 
-from normscope.reporting.figures.heatmaps import colour_scale
 from normscope.reporting.figures.layout import fitted
-from normscope.reporting.figures.style import magnitudes, points
+from normscope.reporting.figures.style import SMALL, magnitudes, points
 from normscope.results.figures import PatchMaps, end_of_scale
 
 _ABOVE, _BELOW = 0.35, 0.75
 """Inches above a picture, for its title, and below it, for a scale and for what other tokens give."""
+_SCALE = (0.0, -0.2, 1.0, 0.04)
+"""Where the colour scale of a map is: left, bottom, width and height, in parts of the map."""
 _OPAQUE = 0.9
 """How much of the picture the colour of the end of the scale hides."""
 _GREY = np.array([0.299, 0.587, 0.114])
@@ -26,17 +28,19 @@ def patch_maps(figure: PatchMaps, width: float) -> Canvas:
     canvas = Canvas(figsize=(width, high + _ABOVE + _BELOW), layout="constrained")
     panels = canvas.subplots(1, across, squeeze=False)[0]
     titles = ["picture", *(fitted(figure.panel_titles[panel], width / across - 0.2) for panel in figure.maps)]
-    lines = max(title.count("\n") for title in titles)
     for axes, title in zip(panels, titles, strict=True):
-        axes.set_title("\n" * (lines - title.count("\n")) + title)  # so that all pictures begin at one height
-        axes.set_anchor("N")
+        axes.set_title(title)
     panels[0].imshow(figure.picture)
     _plain(panels[0])
     for axes, (panel, values) in zip(panels[1:], figure.maps.items(), strict=True):
         image = _on_picture(axes, figure.picture, values)
         axes.set_xlabel(fitted(figure.beside[panel], width / across - 0.2), fontsize=points("xtick.labelsize"))
         _plain(axes)
-        colour_scale(canvas, image, axes, width / across)
+        bar = canvas.colorbar(image, cax=axes.inset_axes(_SCALE), orientation="horizontal")
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(labelsize=points(scale=SMALL), length=0)
+        bar.locator = MaxNLocator(nbins=3)
+        bar.update_ticks()
     return canvas
 
 
