@@ -86,7 +86,9 @@ def run(
         kind = "text" if prepared.reader is None else "images"
         settings |= {"dataset": dataset | {"kind": kind, "categories": token_categories or {}}}
         settings |= {"report": {"enabled": False}, "categories": categories, "analysis": _options(infos, options)}
-        corpus = GivenTexts(tuple(example_of(prepared, text) for text in listed(texts, of_text=prepared.reader is None)))
+        corpus = GivenTexts(
+            tuple(example_of(prepared, text) for text in listed(texts, of_text=prepared.reader is None))
+        )
         with generators_restored():
             return prepared.exclusively(lambda: analyse(run_options(settings), prepared, corpus, progress=progress))
 

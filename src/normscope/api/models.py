@@ -7,7 +7,7 @@ from typing import Any
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.api.arguments import python_call
-from normscope.api.types import Model, Module, Texts, Tokenizer, Reader
+from normscope.api.types import Model, Module, Reader, Texts, Tokenizer
 from normscope.config.calls import Choice, checked
 from normscope.config.schema import plain
 from normscope.data.batching import Batch

@@ -257,7 +257,7 @@ class OwnInputs(ExampleEncoder):
 
     reader: ReadsInputs
 
-    def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
+    def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:  # noqa: ARG002
         """The sequences of the examples, whose tokens are numbered by their places."""
         places = np.arange(self.reader.tokens)
         return [TokenSequence(places, own=self.reader.read(example.given), row=example.row) for example in examples]

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
+from jaxtyping import Float, UInt8
 
 from normscope.errors import InputError, one_line
 from normscope.results import figures
@@ -259,7 +259,7 @@ class WordMaps:
 class PatchMaps:
     """What a token takes from the patches of a picture, laid on the picture, side by side; each map has its own scale."""
 
-    picture: Int[np.ndarray, "row column 3"]
+    picture: UInt8[np.ndarray, "row column 3"]
     """Red, green and blue from 0 to 255, as the model has read them."""
     maps: Mapping[str, Float[np.ndarray, "patch_row patch_column"]]
     """By panel; not negative."""

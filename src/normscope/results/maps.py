@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Int
+from jaxtyping import UInt8
 from PIL import Image
 
 from normscope.errors import InputError, one_line, printable
@@ -80,7 +80,7 @@ class DependencyTree:
 class PatchedImage:
     """An image whose patches are the last tokens of an input, row by row."""
 
-    pixels: Int[np.ndarray, "row column 3"]
+    pixels: UInt8[np.ndarray, "row column 3"]
     """Red, green and blue from 0 to 255, as the model has read them."""
     grid: tuple[int, int]
     """Rows and columns of patches."""

@@ -158,7 +158,9 @@ class InputReader:
             InputError: If it was read in an earlier process, from whose checkpoint this one goes on.
         """
         if number not in self._given:
-            raise InputError("an image that was read before the run was interrupted is needed again; start the run anew")
+            raise InputError(
+                "an image that was read before the run was interrupted is needed again; start the run anew"
+            )
         return self.read(self._given[number])
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoModel, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 

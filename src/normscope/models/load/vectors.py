@@ -6,6 +6,7 @@ short probes without an input of their own take vectors from a table, of those t
 """
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -67,7 +68,9 @@ class VectorModel(PreTrainedModel):
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
 
     def __init__(self, model: PreTrainedModel, probe: Mapping[str, Tensor]) -> None:
-        super().__init__(model.config)
+        config = copy.deepcopy(model.config)
+        config.pad_token_id = None  # the number of a text's token
+        super().__init__(config)
         self.model = model
         self._can_set_attn_implementation = model._can_set_attn_implementation  # type: ignore[method-assign]
         self.probe = dict(probe)
@@ -86,7 +89,12 @@ class VectorModel(PreTrainedModel):
         """The table of the tokens' vectors."""
         return self.table
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **inputs: Tensor) -> Any:
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,  # noqa: ARG002
+        **inputs: Tensor,
+    ) -> Any:
         """Run the model.
 
         Args:
@@ -102,7 +110,9 @@ class VectorModel(PreTrainedModel):
     def _through_table(self, ids: Tensor, *, given: bool) -> Iterator[None]:
         """Context in which what enters the first layer is what the table gives."""
 
-        def enter(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def enter(
+            layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             call = LayerCall(layer, args, kwargs)
             self.table.given = call.vectors if given else None
             call = call.having(self.table(ids))
@@ -143,7 +153,7 @@ class VectorModel(PreTrainedModel):
             for name, given in self.probe.items()
         }
 
-    def _changed(self, region: tuple[slice, ...]) -> Bool[Tensor, " token"]:
+    def _changed(self, region: tuple[Any, ...]) -> Bool[Tensor, " token"]:
         """Which tokens' vectors change with a region of the input."""
         one, other = self._noise(0), self._noise(1)
         for name, given in one.items():

@@ -361,9 +361,7 @@ def _facts_of_config(_text: str, given: _Config, stack: StackName | None) -> Mod
     raise failures[0]
 
 
-def facts_without_numbers(
-    config: PretrainedConfig, adapt: Callable[[PreTrainedModel], PreTrainedModel]
-) -> ModelFacts:
+def facts_without_numbers(config: PretrainedConfig, adapt: Callable[[PreTrainedModel], PreTrainedModel]) -> ModelFacts:
     """What the model is that a config describes, from a model without numbers that is adapted first.
 
     Raises:

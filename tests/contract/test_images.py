@@ -1,0 +1,262 @@
+"""Models of images and sounds: their tokens are named by what they come from, and measured as those of texts are."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+import normscope
+from normscope.data.batching import collate, unpacked
+from normscope.data.encoding import Encoder
+from normscope.data.image_files import ImageFiles
+from normscope.data.options import DatasetKind, DatasetOptions
+from normscope.errors import InputError
+from normscope.models.load import input_reading
+from normscope.models.load.text_batches import batch_from_texts
+from normscope.reporting.drawing import laid_out
+from tests.contract.test_vectors import IMAGES, SMALL, explicit, made
+
+SIZE = {"height": 32, "width": 32}
+
+
+def pixels(seed: int = 0, size: tuple[int, int] = (32, 32)) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
+
+
+def processor(**more):
+    return transformers.ViTImageProcessorPil(size=SIZE, **more)
+
+
+def vit():
+    return transformers.ViTModel(transformers.ViTConfig(**SMALL, **IMAGES), add_pooling_layer=False), {}
+
+
+def deit():
+    return transformers.DeiTModel(transformers.DeiTConfig(**SMALL, **IMAGES)), {}
+
+
+def siglip():
+    return transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**SMALL, **IMAGES)), {}
+
+
+def dinov2():
+    config = transformers.Dinov2WithRegistersConfig(
+        hidden_size=32, num_hidden_layers=3, num_attention_heads=4, mlp_ratio=2, num_register_tokens=2, **IMAGES
+    )
+    return transformers.Dinov2WithRegistersModel(config), {}
+
+
+def clip():
+    config = transformers.CLIPConfig(text_config={**SMALL, "vocab_size": 50}, vision_config={**SMALL, **IMAGES})
+    return transformers.CLIPModel(config), {}
+
+
+def classifier():
+    return transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL, **IMAGES, num_labels=5)), {}
+
+
+MODELS = {each.__name__: each for each in (vit, deit, siglip, dinov2, clip, classifier)}
+BEFORE = {
+    "vit": ["[CLS]"],
+    "deit": ["[CLS]", "[DISTILLATION]"],
+    "siglip": [],
+    "dinov2": ["[CLS]", "[REGISTER1]", "[REGISTER2]"],
+    "clip": ["[CLS]"],
+    "classifier": ["[CLS]"],
+}
+PATCHES = [f"{row},{column}" for row in range(1, 5) for column in range(1, 5)]
+
+
+@pytest.fixture(scope="module")
+def wrapped():
+    kept = {}
+
+    def one(name: str):
+        if name not in kept:
+            kept[name] = normscope.wrap(made(MODELS[name])[0], processor())
+        return kept[name]
+
+    return one
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_are_what_their_vectors_depend_on(wrapped, name):
+    geometry = wrapped(name).reader.geometry
+    assert list(geometry.names) == BEFORE[name] + PATCHES
+    assert geometry.grid == (4, 4)
+    inner = ["2,2", "2,3", "3,2", "3,3"]
+    assert geometry.categories["patch"] == inner
+    assert geometry.categories["border"] == [each for each in PATCHES if each not in inner]
+    assert geometry.categories.get("register", []) == [each for each in BEFORE[name] if "REGISTER" in each]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_maps_of_an_image_are_those_of_its_pixels(wrapped, name):
+    model, image = wrapped(name), pixels()
+    own = {"pixel_values": torch.as_tensor(processor()(images=image, return_tensors="pt")["pixel_values"]).double()}
+    result = normscope.decompose(model, image)
+    (found,) = result.maps
+    assert list(found.queries) == BEFORE[name] + PATCHES
+    for layer, values in enumerate(explicit(model.model.model, own)):
+        query, key, value = (
+            values[each].unflatten(-1, (4, -1)).transpose(1, 2) for each in ("q_proj", "k_proj", "v_proj")
+        )
+        weights = (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1)
+        transformed = torch.einsum("bhkd,mhd->bhkm", value, values["weight"].unflatten(-1, (4, -1))) * values["scale"]
+        vectors = torch.einsum("bhqk,bhkm->bqkm", weights, transformed)
+        np.testing.assert_allclose(found.maps["attn_w"][layer], weights[0].mean(dim=0), atol=1e-12)
+        np.testing.assert_allclose(found.maps["attn_n"][layer], vectors[0].norm(dim=-1), atol=1e-10)
+
+
+def test_patches_of_a_picture_that_is_not_square_have_rows_and_columns():
+    config = transformers.Dinov2Config(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, mlp_ratio=2, image_size=28, patch_size=7
+    )
+    torch.manual_seed(0)
+    model = normscope.wrap(
+        transformers.Dinov2Model(config).eval(), transformers.ViTImageProcessorPil(size={"height": 14, "width": 28})
+    )
+    assert model.reader.geometry.grid == (2, 4)
+    assert model.reader.geometry.names == ("[CLS]", "1,1", "1,2", "1,3", "1,4", "2,1", "2,2", "2,3", "2,4")
+
+
+def test_a_function_may_prepare_images(wrapped):
+    def prepare(image: Image.Image) -> dict[str, torch.Tensor]:
+        return {"pixel_values": torch.as_tensor(np.array(image)[None, :32, :32] / 127.5 - 1).permute(0, 3, 1, 2)}
+
+    model = normscope.wrap(made(vit)[0], prepare)
+    for one, other in zip(
+        normscope.decompose(model, pixels()).maps, normscope.decompose(wrapped("vit"), pixels()).maps, strict=True
+    ):
+        np.testing.assert_allclose(one.maps["attn_w"], other.maps["attn_w"], atol=1e-6)
+
+
+def encoder_of_whisper():
+    config = transformers.WhisperConfig(
+        d_model=32, encoder_layers=3, encoder_attention_heads=4, encoder_ffn_dim=48, decoder_layers=1,
+        decoder_attention_heads=4, decoder_ffn_dim=48, num_mel_bins=8, max_source_positions=50,
+    )  # fmt: skip
+    return transformers.WhisperModel(config), {}
+
+
+def test_sounds_have_a_token_for_each_frame():
+    extractor = transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1, sampling_rate=16_000)
+    model = normscope.wrap(made(encoder_of_whisper)[0], extractor)
+    assert model.reader.geometry.names == tuple(map(str, range(1, 51)))
+    assert model.reader.geometry.categories == {"frame": list(map(str, range(1, 51)))}
+    sound = np.random.default_rng(0).normal(size=16_000).astype(np.float32)
+    (found,) = normscope.decompose(model, sound).maps
+    own = extractor(sound, sampling_rate=16_000, return_tensors="pt")["input_features"].double()
+    for layer, values in enumerate(explicit(model.model.model, {"input_features": own})):
+        query, key = (values[each].unflatten(-1, (4, -1)).transpose(1, 2) for each in ("q_proj", "k_proj"))
+        weights = (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1)
+        np.testing.assert_allclose(found.maps["attn_w"][layer], weights[0].mean(dim=0), atol=1e-12)
+    with pytest.raises(InputError, match="expected the samples of a sound"):
+        normscope.decompose(model, sound.reshape(2, -1))
+
+
+def test_a_sample_of_a_corpus_reads_its_images_again(wrapped):
+    model = wrapped("dinov2")
+    encoder = Encoder(model, DatasetOptions(kind=DatasetKind.images, seed=0))
+    batch = batch_from_texts(model, [pixels(1), pixels(2)])
+    assert batch.fingerprints[0] != batch.fingerprints[1]
+    sequences = [unpacked(torch.as_tensor(kinds), model.reader) for kinds in batch.by_sequence()]
+    again = collate(sequences, encoder)
+    assert again.fingerprints == batch.fingerprints
+    assert torch.equal(again.own.arguments["pixel_values"], batch.own.arguments["pixel_values"])
+    assert batch.part(1, 2).own.titles == ("image",)
+
+
+def test_what_is_left_of_an_image_enters_the_first_layer(wrapped):
+    """Patches that are taken out are missing in the first layer; the others are what they were."""
+    model, image = wrapped("dinov2"), pixels()
+    inputs = batch_from_texts(model, image).model_inputs()
+    kept = [0, 1, 2, 5, 9, 18]
+    left = inputs | {"input_ids": inputs["input_ids"][:, kept], "attention_mask": inputs["attention_mask"][:, kept]}
+    tower = model.model.model
+    with torch.no_grad():
+        vectors = tower.embeddings(inputs["pixel_values"])[:, kept]
+        for layer in tower.encoder.layer:
+            vectors = layer(vectors)
+        torch.testing.assert_close(model.model(**left)[0], tower.layernorm(vectors))
+
+
+def test_analyses_measure_images(wrapped):
+    images = [pixels(seed) for seed in range(3)]
+    result = normscope.run(["mixing", "norms"], model=wrapped("dinov2"), texts=images, progress=False)
+    ratios = np.concatenate(
+        [each.tables["ratios"].query("method == 'attnresln_n' or method == 'attnres_n'")["ratio"].to_numpy()
+         for each in (normscope.decompose(wrapped("dinov2"), image) for image in images)]
+    )  # fmt: skip
+    method = wrapped("dinov2").facts.methods[-1]
+    assert result.metrics[f"mixing/{method}/mean"] == pytest.approx(ratios.mean())
+    by_layer = result.tables["mixing_by_layer"]
+    counts = by_layer[by_layer["layer"] == 1].drop_duplicates("category").set_index("category")["count"].to_dict()
+    assert {name: counts[name] for name in ("cls", "register", "border", "patch")} == {
+        "cls": 3, "register": 6, "border": 36, "patch": 12,
+    }  # fmt: skip
+
+
+@pytest.mark.draws
+def test_a_map_is_laid_on_the_picture_and_saved_with_it(wrapped, tmp_path):
+    image = pixels()
+    result = normscope.decompose(wrapped("dinov2"), image)
+    result.save(tmp_path / "saved")
+    again = normscope.read(tmp_path / "saved")
+    for each in (result, again):
+        (found,) = each.maps
+        drawn = found.figure(layer=2)
+        np.testing.assert_array_equal(drawn.picture, np.array(image))
+        np.testing.assert_allclose(drawn.maps["attn_w"], found.maps["attn_w"][1][0, 3:].reshape(4, 4))
+        row = found.maps["attn_n"][1][0]
+        share = row[0] / row.sum()
+        assert re.match(r"\[CLS\] ([\d.]+)% · \[REGISTER1\] ", drawn.beside["attn_n"])[1] == f"{100 * share:.1f}"
+    canvas = laid_out(again.maps[0].figure(layer=2))
+    panels = canvas.axes[: 1 + len(found.maps) - 1]  # the picture, and the measures that are not signed
+    assert [panel.get_title().partition(" ")[0] for panel in panels[:3]] == ["picture", "α", "‖αf(x)‖"]
+    tops = {round(panel.get_position().y1, 6) for panel in panels}
+    assert len(tops) == 1, "pictures are level"
+    np.testing.assert_allclose(panels[1].images[1].get_array(), found.maps["attn_w"][1][0, 3:].reshape(4, 4))
+    assert panels[1].images[1].get_extent() == panels[1].images[0].get_extent() == [-0.5, 31.5, 31.5, -0.5]
+
+
+def test_without_a_token_before_the_patches_all_tokens_are_read(wrapped):
+    (found,) = normscope.decompose(wrapped("siglip"), pixels()).maps
+    np.testing.assert_allclose(found.figure(layer=1).maps["attn_w"], found.maps["attn_w"][0].mean(axis=0).reshape(4, 4))
+
+
+def test_images_that_cannot_be_read_are_one_line(wrapped, tmp_path, monkeypatch):
+    model = wrapped("vit")
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+    monkeypatch.setattr(input_reading, "MEGAPIXELS", 0.001)
+    pixels(size=(50, 50)).save(tmp_path / "large.png")
+    for given, line in (
+        (tmp_path / "none.png", "expected the file of an image; there is none"),
+        (tmp_path / "broken.png", "not an image that can be read"),
+        (tmp_path / "large.png", r"expected at most 0.001 megapixels, got 50 × 50"),
+        (np.zeros((4, 4, 3)), "expected an image: .* got an array of float64"),
+        (np.zeros((4, 4, 7), dtype=np.uint8), "rows × columns × 3, got one of shape"),
+        ("a text", "expected the file of an image; there is none"),
+    ):
+        with pytest.raises(InputError, match=line):
+            normscope.decompose(model, given)
+
+
+def test_inputs_of_another_size_are_one_line():
+    model = normscope.wrap(
+        made(vit)[0], lambda image: processor(do_resize=image.width == 64)(image, return_tensors="pt")
+    )
+    with pytest.raises(InputError, match=r"shape \(1, 3, 20, 32\) of it, expected \(1, 3, 32, 32\) as of other inputs"):
+        normscope.decompose(model, pixels(size=(20, 32)))
+
+
+def test_texts_and_images_are_not_mistaken_for_each_other(wrapped, tmp_path):
+    with pytest.raises(InputError, match="dataset=text: .* reads images or sounds; set dataset=images"):
+        Encoder(wrapped("vit"), DatasetOptions(kind=DatasetKind.text, seed=0))
+    with pytest.raises(InputError, match="expected files of images"):
+        ImageFiles.at(str(tmp_path))
+    with pytest.raises(InputError, match="reads token ids; pass its tokenizer"):
+        normscope.wrap(transformers.BertModel(transformers.BertConfig(**SMALL, vocab_size=50)).eval(), processor())
