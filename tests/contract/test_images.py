@@ -216,7 +216,7 @@ def test_a_map_is_laid_on_the_picture_and_saved_with_it(wrapped, tmp_path):
         assert re.match(r"\[CLS\] ([\d.]+)% · \[REGISTER1\] ", drawn.beside["attn_n"])[1] == f"{100 * share:.1f}"
     canvas = laid_out(again.maps[0].figure(layer=2))
     panels = canvas.axes[: 1 + len(found.maps) - 1]  # the picture, and the measures that are not signed
-    assert [panel.get_title().partition(" ")[0] for panel in panels[:3]] == ["picture", "α", "‖αf(x)‖"]
+    assert [panel.get_title().split()[0] for panel in panels[:3]] == ["picture", "α", "‖αf(x)‖"]
     tops = {round(panel.get_position().y1, 6) for panel in panels}
     assert len(tops) == 1, "pictures are level"
     np.testing.assert_allclose(panels[1].images[1].get_array(), found.maps["attn_w"][1][0, 3:].reshape(4, 4))
