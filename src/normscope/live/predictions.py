@@ -33,10 +33,6 @@ class Prediction:
     """What is attributed: the first of them."""
     meaning: LogitMeaning = LogitMeaning.softmax
     """What the numbers of the choices are."""
-    runner_up: int | None = None
-    """The number of the second answer, if one excludes the other: what the first is compared with to say why it is the first.
-    Most of a logit is shared by all answers."""
-
     numbers: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """The numbers of the choices. The name of a token may also be a text that becomes another one."""
 
@@ -96,7 +92,6 @@ def _prediction(model: LoadedModel, text: Any, count: int, also: Sequence[str]) 
         [(predictor.name(number), float(read[number])) for number in likely],
         _TARGETS[predictor.kind],
         predictor.meaning,
-        likely[1] if predictor.meaning is LogitMeaning.softmax and len(likely) > 1 else None,
         numbers,
     )
 

@@ -182,7 +182,7 @@ class LivePage {
     if (other) this.prediction.note(`${name}: ${other}`);
     if (!similar) {
       this.prediction.showPair(undefined);
-      this.text.colour(now.scores ?? [], now.sink);
+      this.text.colour(now.scores ?? [], now.first);
     }
     if (!similar) {
       if (now.scores) this.prediction.showHeads(await this.orElse(this.ask("heads", 0, asked), () => {}));

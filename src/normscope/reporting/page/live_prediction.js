@@ -46,17 +46,17 @@ class PredictionView {
     const other = before && now.choices.length && before.value !== undefined ? `; ${name}: ${formatNumber(before.value, true)}` : "";
     this.sum.textContent = similar ? "" : (now.note ?? now.sum + other);
     if (similar) this.heads.hidden = true;
-    if (now.sink) this.note(now.sink);
+    if (now.first && !similar) this.note(now.first.said);
     this.rule.textContent = now.rule && !similar ? `${now.rule} Orange raises the value, purple lowers it; hover over a token to see its part.` : "";
     const probabilities = new Map(before?.choices ?? []);
     this.choices.hidden = !now.choices.length;
     this.choices.replaceChildren(...now.choices.map(([name, probability]) => this.row(name, probability, probabilities.get(name), now.target, against)));
   }
 
-  // What is predicted, and the tokens that support it most. An attention sink supports everything.
-  answerOf({ choices, target, tokens, scores, sink }, against) {
+  // What is predicted, and the tokens that support it most.
+  answerOf({ choices, target, tokens, scores }, against) {
     if (!scores) return "";
-    const most = scores.map((value, at) => [tokens[at], value]).slice(sink ? 1 : 0).filter(([, value]) => value > 0)
+    const most = scores.map((value, at) => [tokens[at], value]).filter(([, value]) => value > 0)
       .sort(([, a], [, b]) => b - a).slice(0, NAMED).map(([token, value]) => `“${token.trim()}” (${formatNumber(value, true)})`);
     const named = listed(most);
     if (!choices.length) return named && `${named} ${most.length > 1 ? "add" : "adds"} most.`;
@@ -94,7 +94,7 @@ class PredictionView {
     const mark = make("u", { hidden: this.areValues || was === undefined });
     mark.style.left = `${100 * (was ?? 0)}%`;
     const other = name === target ? [] : [make("button", { type: "button", "aria-pressed": String(name === against), title: `why ${target} rather than ${name}`,
-      onclick: () => this.onAgainst(name === against ? undefined : name) }, "rather than")];
+      onclick: () => this.onAgainst(name) }, "rather than")];
     return make("li", { className: name === target ? "chosen" : "" },
       make("button", { type: "button", className: "answer", "aria-pressed": String(name === target), title: name, onclick: () => this.onTarget(name) }, name),
       make("span", { className: "track" }, bar, mark),
