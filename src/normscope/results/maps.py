@@ -98,6 +98,9 @@ class TokenMap:
     query_places: tuple[int, ...] = ()
     """The place in the text of each query (of a region, of its first token), counted from 0; empty if these are all tokens."""
     key_places: tuple[int, ...] = ()
+    key_spans: tuple[tuple[int, int, int] | None, ...] = ()
+    """Of a single query: where each key lies in the text, which is then the title. Its sentence, counted from 0 (−1 for none),
+    its first character and the first one after it; None for special tokens. Empty if that is not known."""
     query_words: tuple[int, ...] | None = None
     """The word that each query is part of, counted from 0; None if the tokenizer does not show words."""
     key_words: tuple[int, ...] | None = None
@@ -124,6 +127,23 @@ class TokenMap:
     def values(self) -> int:
         """Number of values of all maps."""
         return sum(values.size for values in (*self.maps.values(), *self.head_maps.values()))
+
+    @property
+    def apart(self) -> dict[int, str]:
+        """Of a text that is read: the keys that are no part of what a query looks for, by their number, and what they are.
+
+        These are special tokens, the query itself, and the first token if the query takes more from it than from any other, as
+        from an attention sink.
+        """
+        found = {at: "special token" for at, span in enumerate(self.key_spans) if span is None}
+        own = max((at for at, place in enumerate(self.key_places) if place <= self.query_places[0]), default=None)
+        if own is not None and self.key_spans[own] is not None:
+            found[own] = "the query itself"
+        means = np.abs(self.maps[self.leading].mean(axis=0)[0])
+        others = [at for at in range(len(means)) if at not in found]
+        if others and self.key_places[others[0]] == 0 and means[others].argmax() == 0:
+            found[others[0]] = "first token, an attention sink"
+        return dict(sorted(found.items()))
 
     @property
     def of_targets(self) -> bool:
@@ -253,7 +273,7 @@ def _norms(text: TokenMap) -> np.ndarray:
 def _text(text: TokenMap) -> dict[str, Any]:
     """Everything about a text that is not a number."""
     plain = ("title", "queries", "keys", "is_cross_attention", "is_difference", "layers", "unit")
-    places = ("query_places", "key_places", "query_words", "key_words")
+    places = ("query_places", "key_places", "key_spans", "query_words", "key_words")
     return {name: getattr(text, name) for name in (*plain, *places)} | {
         "heads": text.heads,
         "in_double": any(values.dtype == np.float64 for values in text.maps.values()),
@@ -306,6 +326,7 @@ def _read(text: dict[str, Any], rows: pd.DataFrame) -> TokenMap:
         is_cross_attention=bool(text["is_cross_attention"]),
         query_places=_whole(text.get("query_places")) or (),
         key_places=_whole(text.get("key_places")) or (),
+        key_spans=_spans(text.get("key_spans") or (), len(keys), len(text["title"])),
         query_words=_whole(text["query_words"]),
         key_words=_whole(text["key_words"]),
         tree=None if tree is None else _tree(tree),
@@ -321,6 +342,23 @@ def _values(rows: pd.DataFrame, name: str, heads: int, pairs: tuple[int, int, in
 
 def _whole(numbers: Any) -> tuple[int, ...] | None:
     return None if numbers is None else tuple(map(int, numbers))
+
+
+def _spans(spans: Any, keys: int, length: int) -> tuple[tuple[int, int, int] | None, ...]:
+    """Where keys lie in a text.
+
+    Raises:
+        ValueError: If one does not, or does not follow the one before it.
+    """
+    found = tuple(None if span is None else (int(span[0]), int(span[1]), int(span[2])) for span in spans)
+    starts = [0, *(span[1] for span in found if span is not None)]
+    if found and (
+        len(found) != keys
+        or starts != sorted(starts)
+        or not all(span is None or span[1] <= span[2] <= length for span in found)
+    ):
+        raise ValueError("the places of keys are damaged")
+    return found
 
 
 def _tree(tree: dict[str, Any]) -> DependencyTree:

@@ -192,6 +192,32 @@ def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
     return Section("explorer", title, note=f"{how} {note}".strip(), content=place)
 
 
+def reads_as_text(maps: Sequence[TokenMap]) -> bool:
+    """Whether a page shows maps as a text: a single row, of which it is known where its keys lie."""
+    return len(maps) == 1 and bool(maps[0].key_spans)
+
+
+def row_payload(of: TokenMap) -> dict[str, Any]:
+    """The JSON content that the script of a text reads; see `TokenMap.key_spans`."""
+    return {
+        **about_measures(),
+        "measure": of.leading,
+        "sentence": packed(of),
+        "places": of.key_places,
+        "spans": of.key_spans,
+        "apart": list(of.apart.items()),
+    }
+
+
+def row_section(of: TokenMap, note: str = "") -> Section:
+    """The section of a page with a text that is read for one query, whose data is `row_payload(of)`."""
+    how = (
+        "Darker words give the query more; hover over a word to see how much. Beside each sentence is the sum of its words, and the "
+        "strongest are listed: click one to see it in the text. What is named apart is in no colour and in no sum."
+    )
+    return Section("text", "The text", note=f"{how} {note}".strip(), content=Markup('<div id="row-root"></div>'))
+
+
 def explorer_page(maps: Sequence[TokenMap]) -> str:
     """The explorer of at least one text as self-contained HTML, which works in a sandboxed frame too."""
     return render(_title(maps[0]), [explorer_section(maps)], explorer=payload(maps))

@@ -14,6 +14,8 @@ function mountContents() {
 const explorerData = dataOf("explorer-data");
 const address = location.protocol === "about:" ? undefined : reportAddress; // a sandboxed frame of a notebook cannot keep one
 if (explorerData) unpackData(explorerData).then((data) => new Explorer(document.getElementById("explorer-root"), data, { address }));
+const rowData = dataOf("row-data");
+if (rowData) unpackMaps(rowData.sentence).then(() => new RowText(document.getElementById("row-root"), rowData));
 const pairsData = dataOf("pairs-data");
 for (const root of document.querySelectorAll("[data-pairs]")) {
   const pairs = pairsData[root.dataset.pairs];

@@ -12,13 +12,23 @@ from normscope.analyses.registry import analyses
 from normscope.distribution import VERSION
 from normscope.errors import cut
 from normscope.reporting.page.elements import SHOWN_ROWS, id_of_table, readable, table, table_data, without_folders
-from normscope.reporting.page.explorer import explorer_section, pairs_payload, payload, place_of_pairs, within_limit
+from normscope.reporting.page.explorer import (
+    explorer_section,
+    pairs_payload,
+    payload,
+    place_of_pairs,
+    reads_as_text,
+    row_payload,
+    row_section,
+    within_limit,
+)
 from normscope.reporting.page.paper import Run, sections_of_paper
 from normscope.reporting.page.sections import Folded, Measure, Section, render
 from normscope.reporting.tracking import layers_label
 from normscope.results.codes import in_prose, in_words
 from normscope.results.figures import Figure, WordMaps, pairs_of
 from normscope.results.findings import Sentence, ranked
+from normscope.results.maps import TokenMap
 from normscope.results.measures import title
 from normscope.results.result import Result
 from normscope.results.run_tables import tables_of
@@ -87,12 +97,13 @@ def _page_of_texts(result: Result) -> str:
     shown = {name: rows for name, rows in result.tables.items() if len(rows) <= _LONGEST}
     findings = _linked([Sentence.of(sentence) for sentence in result.sentences], result, shown)
     maps, notes = within_limit(result.maps)
+    read = reads_as_text(maps)
     drawn = {name: figure for name, figure in result.figures.items() if not _is_pair(figure)}
     pairs = pairs_of(result.figures.values())
     facts = table(pd.DataFrame(_flat(result.facts), columns=["key", "value"]), "Facts of the result")
     sections = [
         Section("findings", "Findings", findings=findings, ordered=True, remarks=list(map(begun, result.notes))),
-        *([explorer_section(maps, " ".join(notes))] if maps else []),
+        *([row_section(maps[0], " ".join(notes)) if read else explorer_section(maps, " ".join(notes))] if maps else []),
         Section(
             "results",
             "Results",
@@ -103,12 +114,22 @@ def _page_of_texts(result: Result) -> str:
         Section("provenance", "Provenance", content=facts),
     ]
     measure = next(iter(maps[0].maps)) if maps else ""
+    text, model = str(result.config.get("text", "")), without_folders(result.facts["model"])
     return render(
-        f"{cut(str(result.config.get('text', '')), _TITLE)} in {without_folders(result.facts['model'])}",
+        _title_of_row(maps[0], result.facts) if read else f"{cut(text, _TITLE)} in {model}",
         sections,
-        explorer=payload(maps, measure, alone=len(maps[0].maps) == 1) if maps else None,
+        subtitle=f"{cut(text, _TITLE)} · {model}" if read else "",
+        explorer=payload(maps, measure, alone=len(maps[0].maps) == 1) if maps and not read else None,
         pairs={"pairs": pairs_payload(pairs)} if pairs else {},
+        row=row_payload(maps[0]) if read else None,
     )
+
+
+def _title_of_row(of: TokenMap, facts: Mapping[str, Any]) -> str:
+    """Which query of what text a page is about."""
+    place, tokens = of.query_places[0], int(facts["tokens"])
+    which = "the last token" if place == tokens - 1 else f"token {place}"
+    return f"What {which}, “{of.queries[0]}”, of {tokens:,} takes"
 
 
 def _not_shown(result: Result) -> str:
