@@ -33,7 +33,7 @@ def test_what_the_last_token_receives_from_words(capsys, monkeypatch, tmp_path, 
     assert name in page
     assert "Attention weight α" in out
     assert "mean over 3 layers and 4 heads" in " ".join(out.split())
-    assert 'id="explorer-data"' in page
+    assert 'id="row-data"' in page
 
 
 @pytest.mark.slow

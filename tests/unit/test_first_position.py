@@ -94,7 +94,9 @@ def test_another_answer_is_compared_with_the_likeliest_other(model):
     """A logit alone is shared by all answers."""
     session = Session([model], 24)
     try:
-        names = [name for name, _ in session.answer({"part": "prediction", "state": {"text": TEXT}}).result()["choices"]]
+        names = [
+            name for name, _ in session.answer({"part": "prediction", "state": {"text": TEXT}}).result()["choices"]
+        ]
         asked = {name: {"part": "prediction", "state": {"text": TEXT, "target": name}} for name in names[:2]}
         compared = {name: session.answer(request).result()["against"] for name, request in asked.items()}
     finally:

@@ -118,7 +118,9 @@ def test_a_sink_is_told_from_the_weights_of_the_maps(tokenizer, tmp_path, monkey
     asked(client, "maps", text=TEXT)
     assert len(calls) == 1
     weight = float(decompose(model, TEXT).maps["attn_w"][:, 1:, 0].mean())
-    assert f"give it {brief_share(weight)} of their attention" in asked(client, "prediction", text=TEXT)["first"]["said"]
+    assert (
+        f"give it {brief_share(weight)} of their attention" in asked(client, "prediction", text=TEXT)["first"]["said"]
+    )
     assert len(calls) == 1
     assert "sink" in asked(client, "prediction", text="We swam.")["first"]["said"]
     assert len(calls) == 2

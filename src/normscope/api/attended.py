@@ -191,14 +191,13 @@ def _read_sentence(of: TokenMap) -> Iterator[Sentence]:
     best = max(sums, key=lambda sentence: abs(sums[sentence]))
     lying = [span for span in spans if span is not None and span[0] == best]
     text = printable(of.title[lying[0][1] : lying[-1][2]].strip(), _LONGEST_SENTENCE)
-    place = of.key_places[members[best][0]]
-    query = _placed(of.queries[0], of.query_places[0])
-    said = [
-        f"Of {counted(len(sums), 'sentence')}, {query} receives the most from “{text}” (from token {place} on): {number(sums[best])}."
-    ]
-    for at, what in apart.items():
-        said.append(f"{begun(what)}, {_placed(of.keys[at], of.key_places[at])}: {number(float(row[at]))}.")
-    yield Sentence(" ".join(said), measure=of.leading)
+    query, place = f"“{of.queries[0]}” (token {of.query_places[0]:,})", of.key_places[members[best][0]]
+    strongest = f"{query} receives the most from “{text}” (from token {place:,} on): {number(sums[best])}."
+    named = "; ".join(
+        f"{_placed(of.keys[at], of.key_places[at])}, {what}, {number(float(row[at]))}" for at, what in apart.items()
+    )
+    said = f"Of {counted(len(sums), 'sentence')}, {strongest}" + (f" Named apart: {named}." if named else "")
+    yield Sentence(said, measure=of.leading)
 
 
 def _summary(strongest: pd.DataFrame) -> Summary:

@@ -172,7 +172,7 @@ def _attention(
         rows, columns = regions_of("queries", queries, sides[0]), regions_of("keys", keys, sides[1])
         values = _of_text(model, observer, of_text, asked, rows, columns)
         spans = _spans_of_keys(sides[1], rows, columns) if asked.measure is not PairMeasure.score else ()
-        found.append(values._replace(text=given, spans=spans) if spans else values)
+        found.append(values._replace(text=str(given), spans=spans) if spans else values)
     return found, single, int(batch.token_mask.sum())
 
 

@@ -7,11 +7,11 @@ const WHOLE_LAYER = "layer"; // in an address: the last stage, whatever its name
 const DEFAULTS = { measure: "attn_n", beside: "", minus: "", scale: "all", log: false, hideSelf: false, words: false };
 const TICKS = ["log", "hideSelf", "words"];
 
-// A token with its place; a target, a head or a span by its name alone.
+// A token with its place in the text, which regions such as words count in tokens too; a target, a head or a span by its name alone.
 function nameOf(map, side, at) {
   const names = map[side];
   const speaks = map.ofTargets && (side === "rows" || new Set(names).size === names.length);
-  return speaks ? names[at] : `${names[at]} (${at})`;
+  return speaks ? names[at] : `${names[at]} (${map.places?.[side]?.[at] ?? at})`;
 }
 
 // Rows or columns and their values, the largest first.

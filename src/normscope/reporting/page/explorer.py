@@ -84,6 +84,7 @@ def packed(token_map: TokenMap) -> dict[str, Any]:
         "of_targets": token_map.of_targets,
         "layers": token_map.layers,
         "heads": token_map.heads,
+        "places": {"rows": token_map.query_places, "columns": token_map.key_places},
         "query_words": token_map.query_words,
         "key_words": token_map.key_words,
         "tree": None if token_map.tree is None else dataclasses.asdict(token_map.tree),
@@ -203,17 +204,21 @@ def row_payload(of: TokenMap) -> dict[str, Any]:
         **about_measures(),
         "measure": of.leading,
         "sentence": packed(of),
-        "places": of.key_places,
         "spans": of.key_spans,
         "apart": list(of.apart.items()),
     }
 
 
-def row_section(of: TokenMap, note: str = "") -> Section:
-    """The section of a page with a text that is read for one query, whose data is `row_payload(of)`."""
+def row_section(note: str = "") -> Section:
+    """The section of a page with a text that is read for one query, whose data is `row_payload`.
+
+    Args:
+        note: What to know besides how to read it.
+    """
     how = (
-        "Darker words give the query more; hover over a word to see how much. Beside each sentence is the sum of its words, and the "
-        "strongest are listed: click one to see it in the text. What is named apart is in no colour and in no sum."
+        "The query receives more from darker words; hover over a word to see how much. The sum of a sentence’s words is beside "
+        "it, unless it is below a hundredth of the largest. Click a listed sentence to see it in the text. What is named apart "
+        "has no colour and is in no sum."
     )
     return Section("text", "The text", note=f"{how} {note}".strip(), content=Markup('<div id="row-root"></div>'))
 

@@ -84,7 +84,7 @@ function axesOf(sentence, byWord) {
   const { roles } = sentence;
   const label = (tokens, members) => members.map((word) => word.map((token, at) => bare(tokens[token], at > 0)).join(""));
   if (!byWord || !sentence.query_words) {
-    return { rows: sentence.queries, columns: sentence.keys, rowWords: null, columnWords: null, ofTargets: sentence.of_targets, roles };
+    return { rows: sentence.queries, columns: sentence.keys, rowWords: null, columnWords: null, ofTargets: sentence.of_targets, roles, places: sentence.places };
   }
   const [rowWords, columnWords] = [membersOf(sentence.query_words), membersOf(sentence.key_words)];
   return { rows: label(sentence.queries, rowWords), columns: label(sentence.keys, columnWords), rowWords, columnWords, roles: roles && rowWords.map(([first]) => roles[first]) };

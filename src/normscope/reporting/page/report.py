@@ -103,7 +103,7 @@ def _page_of_texts(result: Result) -> str:
     facts = table(pd.DataFrame(_flat(result.facts), columns=["key", "value"]), "Facts of the result")
     sections = [
         Section("findings", "Findings", findings=findings, ordered=True, remarks=list(map(begun, result.notes))),
-        *([row_section(maps[0], " ".join(notes)) if read else explorer_section(maps, " ".join(notes))] if maps else []),
+        *([row_section(" ".join(notes)) if read else explorer_section(maps, " ".join(notes))] if maps else []),
         Section(
             "results",
             "Results",
@@ -127,9 +127,9 @@ def _page_of_texts(result: Result) -> str:
 
 def _title_of_row(of: TokenMap, facts: Mapping[str, Any]) -> str:
     """Which query of what text a page is about."""
-    place, tokens = of.query_places[0], int(facts["tokens"])
-    which = "the last token" if place == tokens - 1 else f"token {place}"
-    return f"What {which}, “{of.queries[0]}”, of {tokens:,} takes"
+    place, tokens = of.query_places[0], facts.get("tokens", 0)  # that of an older version has none
+    which = "the last token" if place == tokens - 1 else f"token {place:,}"
+    return f"What {which}, “{of.queries[0]}”,{f' of {tokens:,}' if tokens else ''} takes"
 
 
 def _not_shown(result: Result) -> str:

@@ -2,6 +2,7 @@
 // it, and the strongest sentences listed.
 
 const LISTED_SENTENCES = 8;
+const LEAST_SHOWN = 0.01; // of the largest sum
 const ALL_LAYERS = -1;
 
 class RowText {
@@ -83,7 +84,7 @@ class RowText {
       node.style.background = channels ? `rgb(${channels})` : "";
       node.style.color = channels ? readableOn(channels) : "";
     };
-    const name = (key) => `${this.data.sentence.keys[key]} (${this.data.places[key]})`;
+    const name = (key) => `${this.data.sentence.keys[key]} (${this.data.sentence.places.columns[key]})`;
     this.words.forEach((word, key) => {
       word.title = `${name(key)}: ${formatNumber(values[key], this.signed)}${this.apart.has(key) ? `, ${this.apart.get(key)}` : ""}`;
       if (!this.apart.has(key)) colour(word, values[key], position);
@@ -92,6 +93,7 @@ class RowText {
     const ends = Math.max(...this.sentences.map((sentence) => Math.abs(sentence.total))) || 1;
     const ofSentences = positionOn({ largest: ends, difference: this.signed });
     for (const { sum, total: value } of this.sentences) {
+      sum.hidden = Math.abs(value) < ends * LEAST_SHOWN;
       sum.textContent = formatNumber(value, this.signed);
       colour(sum, value, ofSentences);
     }
@@ -108,7 +110,7 @@ class RowText {
       const text = Array.from(sentence.node.childNodes).slice(1).map((node) => node.textContent).join("").trim();
       return make("li", {}, make("button", { type: "button", title: text, onclick: () => this.show(sentence) },
         make("b", {}, formatNumber(sentence.total, this.signed)), make("span", { className: "track" }, bar),
-        make("span", { className: "said" }, clipped(text, 120)), make("small", {}, `from token ${this.data.places[sentence.first].toLocaleString("en")} on`)));
+        make("span", { className: "said" }, clipped(text, 120)), make("small", {}, `from token ${this.data.sentence.places.columns[sentence.first].toLocaleString("en")} on`)));
     }));
     this.more.textContent = `All ${this.sentences.length} sentences`;
     this.more.hidden = this.listed >= this.sentences.length;
