@@ -84,7 +84,8 @@ class RowText {
       node.style.background = channels ? `rgb(${channels})` : "";
       node.style.color = channels ? readableOn(channels) : "";
     };
-    const name = (key) => `${this.data.sentence.keys[key]} (${this.data.sentence.places.columns[key]})`;
+    // As the text has it; a special token as the tokenizer writes it.
+    const name = (key) => `${this.words[key]?.textContent || this.data.sentence.keys[key]} (${this.data.sentence.places.columns[key]})`;
     this.words.forEach((word, key) => {
       word.title = `${name(key)}: ${formatNumber(values[key], this.signed)}${this.apart.has(key) ? `, ${this.apart.get(key)}` : ""}`;
       if (!this.apart.has(key)) colour(word, values[key], position);
