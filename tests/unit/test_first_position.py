@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import normscope
 from normscope.api.first_position import scores_of_first_position
@@ -17,31 +17,36 @@ TEXT = "Old bridges were closed"
 
 
 @pytest.fixture(scope="module")
-def folder(tokenizer, tmp_path_factory):
-    """A causal language model whose tokenizer puts nothing before a text."""
+def plain(tokenizer):
+    """A tokenizer that puts nothing before a text."""
     backend = copy.deepcopy(tokenizer.backend_tokenizer)
     backend.post_processor = None
-    plain = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="[SEP]")
-    return saved_with_head(AutoModelForCausalLM, "gpt2", plain, tmp_path_factory.mktemp("first") / "model")
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="[SEP]")
 
 
 @pytest.fixture(scope="module")
-def model(folder):
+def model(plain, tmp_path_factory):
+    folder = saved_with_head(AutoModelForCausalLM, "gpt2", plain, tmp_path_factory.mktemp("first") / "model")
     return normscope.load(folder, dtype="float64")
 
 
-def score_of_first(model, ids, target, against):
-    """What the first token adds to the difference of two logits after the last: its vector there, through norm and head."""
-    head, norm, entering = model.next_token_head, model.model.ln_f, []
+def vector_of_first(model, ids):
+    """What the first token adds to the last token's vector: its own vector there, through the final norm; and the whole."""
+    norm, passing = model.model.ln_f, []
     inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
-    hook = norm.register_forward_hook(lambda _, read, __: entering.append(read[0][0, -1]))
+    hook = norm.register_forward_hook(lambda _, read, made: passing.append((read[0][0, -1], made[0, -1])))
     with torch.inference_mode():
-        head(**inputs)
+        model.model(**inputs)
         vector = explicit_vectors(model.model, model.facts, inputs)[0, -1, 0]
     hook.remove()
-    deviation = (entering[0].var(correction=0) + norm.eps).sqrt()
-    direction = head.lm_head.weight[target] - head.lm_head.weight[against]
-    return float((vector - vector.mean()) / deviation * norm.weight @ direction)
+    entering, leaving = passing[0]
+    return (vector - vector.mean()) / (entering.var(correction=0) + norm.eps).sqrt() * norm.weight, leaving
+
+
+def score_of_first(model, ids, target, against):
+    """What the first token adds to the difference of two logits after the last."""
+    weight = model.next_token_head.lm_head.weight
+    return float(vector_of_first(model, ids)[0] @ (weight[target] - weight[against]))
 
 
 def test_neutral_tokens_in_the_first_place(model):
@@ -102,3 +107,26 @@ def test_another_answer_is_compared_with_the_likeliest_other(model):
     finally:
         session.engine.close(5)
     assert compared == {names[0]: names[1], names[1]: names[0]}
+
+
+def test_the_row_of_an_embedding_is_a_share_of_its_length(plain, tmp_path, monkeypatch):
+    """The last token's vector, along its own direction."""
+    monkeypatch.setattr(answers, "_SINK", 0.0)
+    folder = saved_with_head(AutoModel, "gpt2", plain, tmp_path / "model", tie_word_embeddings=False)
+    model = normscope.load(folder, dtype="float64")
+    session = Session([model], 24)
+    try:
+        found = session.answer({"part": "prediction", "state": {"text": TEXT}}).result()
+    finally:
+        session.engine.close(5)
+    assert found["choices"] == []
+    parts = sum(found["scores"]) + found["first"]["value"] + found["bias"] + found["remainder"]
+    assert parts == pytest.approx(1, rel=1e-5)
+
+    ids = model.tokenizer(TEXT)["input_ids"]
+    scores = []
+    for mark in model.tokenizer.convert_tokens_to_ids([",", "."]):
+        part, whole = vector_of_first(model, [mark, *ids[1:]])
+        scores.append(float(part @ whole / whole.norm()))
+    length = float(vector_of_first(model, ids)[1].norm())
+    assert found["first"]["value"] == pytest.approx(sum(scores) / 2 / length, rel=1e-9)

@@ -109,7 +109,7 @@ def test_the_first_sentence_says_what_is_taken_from_which(causal):
     said = str(result.sentences[0])
     assert said.startswith(f"Of 4 sentences, “.” (token {found.query_places[0]}) receives the most from “")
     assert texts[best].removeprefix("The ") in said
-    assert f": {number(sums[best])}." in said
+    assert f": {number(sums[best])} on average." in said
     assert f". ({found.query_places[0]}), the query itself, {number(row[-1])}" in said
 
 

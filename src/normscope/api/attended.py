@@ -192,7 +192,8 @@ def _read_sentence(of: TokenMap) -> Iterator[Sentence]:
     lying = [span for span in spans if span is not None and span[0] == best]
     text = printable(of.title[lying[0][1] : lying[-1][2]].strip(), _LONGEST_SENTENCE)
     query, place = f"“{of.queries[0]}” (token {of.query_places[0]:,})", of.key_places[members[best][0]]
-    strongest = f"{query} receives the most from “{text}” (from token {place:,} on): {number(sums[best])}."
+    heads = "with all heads together" if of.leading == _MAPS[PairMeasure.share] else "on average"  # as in `_token_map`
+    strongest = f"{query} receives the most from “{text}” (from token {place:,} on): {number(sums[best])} {heads}."
     named = "; ".join(
         f"{_placed(of.keys[at], of.key_places[at])}, {what}, {number(float(row[at]))}" for at, what in apart.items()
     )
