@@ -248,15 +248,15 @@ def test_a_prediction_is_clicked_and_a_head_is_shown(tab, models):
     tab.until("document.querySelectorAll('.answers li').length === 8")
     tab.click(".answers .answer", 1)
     tab.until("document.querySelectorAll('.answers .answer')[1].getAttribute('aria-pressed') === 'true'")
-    second = tab.run("document.querySelectorAll('.answers .answer')[1].textContent")
-    expected = attribute(model, TEXT, normscope.NextToken(second))
+    first, second, third = tab.run(
+        "[...document.querySelectorAll('.answers .answer')].slice(0, 3).map((each) => each.textContent)"
+    )
+    expected = attribute(model, TEXT, normscope.NextToken(second), against=first)
     titles = tab.run("[...document.querySelectorAll('.tokens [data-at]')].map((each) => each.title)")
-    shown = [float(title.removeprefix("adds ").replace("−", "-").replace("×10⁻⁴", "e-4")) for title in titles]
-    assert shown == pytest.approx(list(expected.scores), rel=6e-3, abs=1e-3)
-    # Rather than the first one.
-    tab.click(".answers span > button", 0)
-    first = tab.run("document.querySelectorAll('.answers .answer')[0].textContent")
-    tab.until(f"document.querySelector('.sum').textContent.includes('minus that of') && {json.dumps(first)}")
+    assert titles == [f"adds {written(score, signed=True)}" for score in expected.scores]
+    # Rather than the third one.
+    tab.click(".answers span > button", 1)
+    tab.until(f"document.querySelector('.sum').textContent.includes(`minus that of '${{{json.dumps(third)}}}'`)")
     # The first layer's second head, by its place in the map of heads.
     tab.until("document.querySelector('.of-heads .row-labels')?.children.length === 3")
     tab.run(
