@@ -1,12 +1,14 @@
 """What the first position of a causal model adds to a target, whatever the word in it: its part as an attention sink."""
 
-from transformers import BatchEncoding
+import torch
 
-from normscope.api.attributed_scores import attribute
-from normscope.api.targets import TokenTarget
+from normscope.api.arguments import single_text
+from normscope.api.targets import TokenTarget, prepared
+from normscope.attribution.passes import held_pass
+from normscope.attribution.scalars import attribute_scalars
 from normscope.data.tokenization import encoded
+from normscope.maths.choices import AttentionRule
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.text_batches import batch_from_texts
 
 _MARKS = (",", ".")
 """Marks that say nothing of what follows them. Nearly every vocabulary has them; those of a script would name its languages."""
@@ -20,7 +22,7 @@ def scores_of_first_position(
     against: str | int | None = None,
     attention: str = "held",
 ) -> dict[str, float]:
-    """How much neutral tokens would add to a target in place of a text's first token, all other tokens as they are.
+    """How much neutral tokens would add to a target in place of a text's first token, all others as they are, in one pass.
 
     The first token of a causal model sees only itself, and heads that look for nothing rest on it. Part of its score s(w)
     belongs to the position, because any token there would add about as much: the mean of s over neutral tokens. The rest,
@@ -47,16 +49,32 @@ def scores_of_first_position(
 
     Source: Gu et al. 2025 (arXiv:2410.10781), for the sink as a matter of position.
     """
-    ids: list[int] = model.exclusively(lambda: batch_from_texts(model, text)).input_ids[0].tolist()
-    if ids[0] in model.tokenizer.all_special_ids:
-        return {str(model.tokenizer.decode(ids[:1])): score}
+    return model.exclusively(lambda: _scores(model, text, score, target, against, AttentionRule(attention)))
+
+
+def _scores(
+    model: LoadedModel,
+    text: object,
+    score: float,
+    target: TokenTarget,
+    against: str | int | None,
+    rule: AttentionRule,
+) -> dict[str, float]:
+    batch = single_text(model, text, "attribute")
+    own = int(batch.input_ids[0, 0])
+    if own in model.tokenizer.all_special_ids:
+        return {str(model.tokenizer.decode([own])): score}
     neutral = _neutral(model)
     if not neutral:
         return {}
-    texts = [BatchEncoding({"input_ids": [[each, *ids[1:]]], "attention_mask": [[1] * len(ids)]}) for each in neutral]
-    table = attribute(model, texts, target, against=against, attention=attention).table
-    scores = table.loc[table["position"] == 0, "value"].tolist()
-    return {str(model.tokenizer.decode([each])).strip(): score for each, score in zip(neutral, scores, strict=True)}
+    aim = prepared(model, batch, target, against)
+    inputs = {name: values.repeat(len(neutral), 1) for name, values in batch.model_inputs().items()}
+    inputs["input_ids"][:, 0] = torch.tensor(neutral, device=model.device)
+    passed = held_pass(model.model, model.facts, inputs, aim.head, through=rule is AttentionRule.through)
+    with torch.inference_mode(False), torch.enable_grad():
+        values, _ = aim.evaluate(passed)
+        scores = attribute_scalars(passed, values).scores[:, 0].tolist()
+    return {str(model.tokenizer.decode([each])).strip(): value for each, value in zip(neutral, scores, strict=True)}
 
 
 def _neutral(model: LoadedModel) -> list[int]:
