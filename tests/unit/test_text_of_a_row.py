@@ -165,3 +165,18 @@ def test_the_page_in_a_browser(causal, tmp_path):
     assert written == [number(float(value)) for value in sums]
     (outlined,) = re.findall(r'<span class="sentence outlined"[^>]*><small[^>]*>([^<]*)<', shown)
     assert outlined == number(float(sums.max()))
+
+
+@pytest.mark.slow
+@needs_browser
+def test_words_of_several_queries_have_the_numbers_of_their_tokens(model, tmp_path):
+    """One numbering on a page: that of its tables."""
+    result = normscope.attention(model, TEXT, queries=[1, 20], keys="words")
+    (tmp_path / "page.html").write_text(report.page(result))
+    dom, console = opened(tmp_path / "page.html")
+    assert console == []
+    (found,) = result.maps
+    places = dict(zip(found.key_places, found.keys, strict=True))
+    listed = re.findall(r'<span class="token" title="(\S+) \((\d+)\)"', dom)
+    assert any(int(place) > 12 for _, place in listed)  # behind a word of several tokens
+    assert all(places[int(place)] == word for word, place in listed)
