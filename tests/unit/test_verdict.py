@@ -314,8 +314,11 @@ def test_the_layer_that_moves_most_is_told():
 @pytest.mark.parametrize(
     ("models", "first"),
     [
-        (["attn_n", "attnres_n", "attnresln_n"], "AttnResLn-N"),
-        (["attn_w", "attn_n", "attnres_w", "attnres_n"], "AttnRes-N"),  # of a model with its norms before attention
+        (["attn_n", "attnres_n", "attnresln_n"], "attention block, AttnResLn-N"),
+        (
+            ["attn_w", "attn_n", "attnres_w", "attnres_n"],
+            "vectors + residual, AttnRes-N",
+        ),  # of a model with its norms before attention
     ],
 )
 def test_the_measure_that_takes_in_the_most_of_the_block_leads_whatever_it_is_called(models, first):
@@ -324,7 +327,9 @@ def test_the_measure_that_takes_in_the_most_of_the_block_leads_whatever_it_is_ca
     sentence = verdict(along("model.step", [0, 1, 2], metrics))[0]
     assert sentence.startswith(f"Mixing ratio ({first}) ")
     layers_of_networks = {f"feedforward/{stage}/mean": [0.1, 0.4, 0.9] for stage in ("atb_n", "atbff_n", "atbffres_n")}
-    assert verdict(along("model.step", [0, 1, 2], layers_of_networks))[0].startswith("Mixing ratio (network + residual, AtbFfRes) ")
+    assert verdict(along("model.step", [0, 1, 2], layers_of_networks))[0].startswith(
+        "Mixing ratio (network + residual, AtbFfRes) "
+    )
     assert leading(["own/tiny", "norms/f/other", "norms/f/cls"]) == "norms/f/other"
     assert leading(["own/tiny"]) == ""
 
