@@ -1,7 +1,8 @@
 """Score contributions: which dimensions decide attention, and do they cause it? (Maruta & Matsuzaki 2024, section 4)
 
-Dimension j contributes C_j = (q W_Kᵀ)_j x_j to the score of a query and a key. Its share of the variance of a query's scores over
-the keys tells how much it decides; attention without the outlier dimensions' part of the scores tells whether they cause it.
+Dimension j contributes C_j = (q W_Kᵀ)_j x_j to the score of a query and a key. Its share of the variance of a query's scores
+over the keys tells how much it decides; attention without the outlier dimensions' part of the scores tells whether they cause
+it.
 """
 
 import itertools
