@@ -413,8 +413,8 @@ def test_curves_have_titles_and_axes_in_words():
         "mixing/mean": (
             "Mixing ratios",
             {
-                "mixing/attn_w/mean": ("Attn-W: weights", "mixing ratio (%)"),
-                "mixing/attn_n/mean": ("Attn-N: vectors", "mixing ratio (%)"),
+                "mixing/attn_w/mean": ("attention weights (Attn-W)", "mixing ratio (%)"),
+                "mixing/attn_n/mean": ("weighted vectors (Attn-N)", "mixing ratio (%)"),
             },
         ),
         "norms/f": (
@@ -560,7 +560,7 @@ def test_p_values_at_their_floor_are_upper_bounds(tmp_path, sequences):
 def _cells(group, shift=0.0, figure="mixing/heatmap", layers=(1, 2, 10), depth=10, names=("cls", "all")):
     rows = [
         {"group": group, "figure": figure, "panel": panel, "row": str(layer), "column": name, "value": layer + shift}
-        for panel in ("Attn-W: weights", "Attn-N: vectors")
+        for panel in ("attention weights (Attn-W)", "weighted vectors (Attn-N)")
         for layer in layers
         for name in names
     ]
@@ -586,31 +586,33 @@ def test_maps_of_groups_are_beside_those_of_the_baseline():
     assert part.title == "Mixing ratios", "a figure that the baseline does not have is left out"
     maps, differences = part.figures
     assert (maps.row, maps.column, maps.value_label) == ("layer", "category", "mixing ratio (%)")
-    assert [title for title, _ in maps.panels()] == ["Attn-W: weights", "Attn-N: vectors"]
+    assert [title for title, _ in maps.panels()] == ["attention weights (Attn-W)", "weighted vectors (Attn-N)"]
     assert (maps.diverging, maps.limits) == (False, (0, 10))
-    shown = _maps(maps, "Attn-N: vectors")
+    shown = _maps(maps, "weighted vectors (Attn-N)")
     assert list(shown) == ["a", "b"]
     places = [(layer, name) for layer in (1, 2, 10) for name in ("[CLS]", "all")]
     _same(shown["b"], {(row, name): row + 0.5 if row < 10 else np.nan for row, name in places})
     assert (differences.diverging, differences.value_label) == (True, "difference (percentage points)")
-    changes = _maps(differences, "Attn-N: vectors")
+    changes = _maps(differences, "weighted vectors (Attn-N)")
     assert list(changes) == ["b − a"]
     _same(changes["b − a"], {(row, name): 0.5 if row < 10 else np.nan for row, name in places})
-    table = part.values.set_index(["panel", "layer", "category"]).loc["Attn-N: vectors"]
+    table = part.values.set_index(["panel", "layer", "category"]).loc["weighted vectors (Attn-N)"]
     for title, values in (shown | changes).items():
         _same(table[title].to_dict(), values)
 
 
 def test_panels_of_maps_name_special_tokens_as_papers_do():
-    cells = pd.concat([_cells(group) for group in ("a", "b")]).replace({"panel": {"Attn-W: weights": "α, summed, cls"}})
+    cells = pd.concat([_cells(group) for group in ("a", "b")]).replace(
+        {"panel": {"attention weights (Attn-W)": "α, summed, cls"}}
+    )
     (part,) = maps_of_groups(cells, "a")
-    assert part.values["panel"].unique().tolist() == ["α, summed, [CLS]", "Attn-N: vectors"]
+    assert part.values["panel"].unique().tolist() == ["α, summed, [CLS]", "weighted vectors (Attn-N)"]
 
 
 def test_quantities_of_a_figure_have_scales_of_their_own():
     one, other = _cells("a"), _cells("b", -3.0)
     both = pd.concat([one, other])
-    single = both[both["panel"] == "Attn-N: vectors"].assign(value_title="α", panel="α, cls", value=0.25)
+    single = both[both["panel"] == "weighted vectors (Attn-N)"].assign(value_title="α", panel="α, cls", value=0.25)
     mixed = pd.concat([both, single])
     first, second = maps_of_groups(mixed, "a")
     assert (first.title, second.title) == ("Mixing ratios", "Mixing ratios: α")
@@ -630,7 +632,7 @@ def test_of_many_groups_some_have_maps():
 def test_a_group_may_have_the_name_of_an_axis(name):
     cells = pd.concat([_cells("a"), _cells(name, 0.5)])
     (part,) = maps_of_groups(cells, "a")
-    assert list(_maps(part.figures[0], "Attn-N: vectors")) == ["a", name]
+    assert list(_maps(part.figures[0], "weighted vectors (Attn-N)")) == ["a", name]
 
 
 @pytest.mark.parametrize(("deep", "shallow"), [(12, 6), (3, 2), (5, 4), (2, 1)])
@@ -643,7 +645,7 @@ def test_maps_of_models_of_different_depth_are_compared_by_relative_depth(deep, 
         ]
     )
     (part,) = maps_of_groups(cells, "a")
-    maps, differences = (_maps(figure, "Attn-N: vectors") for figure in part.figures)
+    maps, differences = (_maps(figure, "weighted vectors (Attn-N)") for figure in part.figures)
     for layer in range(1, deep + 1):
         other = int((layer - 0.5) / deep * shallow) + 1
         assert maps["a"][layer, "[CLS]"] == other
@@ -655,7 +657,7 @@ def test_maps_of_models_of_different_depth_are_compared_by_relative_depth(deep, 
 def test_layers_that_a_run_left_out_have_no_difference():
     cells = pd.concat([_cells("a", layers=(1, 2), depth=2), _cells("b", layers=(1, 4), depth=4)])
     (part,) = maps_of_groups(cells, "a")
-    found = {row: value for (row, _), value in _maps(part.figures[1], "Attn-N: vectors")["b − a"].items()}
+    found = {row: value for (row, _), value in _maps(part.figures[1], "weighted vectors (Attn-N)")["b − a"].items()}
     _same(found, {1: 0, 2: np.nan, 3: np.nan, 4: 2})
 
 
@@ -667,9 +669,9 @@ def test_layers_that_several_runs_have_measured_are_one_map():
     assert part.title == "Mixing ratios", "a figure without layers is left out"
     (grid,) = part.figures
     assert (grid.row, grid.column, grid.limits) == ("layer", "category", (0, 3))
-    assert [title for title, _ in grid.panels()] == ["Attn-W: weights", "Attn-N: vectors"]
+    assert [title for title, _ in grid.panels()] == ["attention weights (Attn-W)", "weighted vectors (Attn-N)"]
     places = {(layer, name): layer for layer in (1, 3) for name in ("[CLS]", "all")}
-    assert _maps(grid, "Attn-N: vectors") == {"": places}
+    assert _maps(grid, "weighted vectors (Attn-N)") == {"": places}
 
 
 def test_runs_of_single_layers_are_one_line(tmp_path):

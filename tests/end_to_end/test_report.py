@@ -271,8 +271,8 @@ def test_the_page_works_in_light_and_dark_and_on_a_phone(reported, request, wind
         assert table["left"] == 0
         assert table["shadow"] == "local, local, scroll, scroll", "a cut table shows that it scrolls"
     words = " ".join(seen["figures"]["mixing_heatmap"]["texts"])
-    assert "AttnRes-W: weights + residual" in words, "with the words after the name"
-    assert "AttnResLn-N: the attention block" in words
+    assert "weights + residual (AttnRes-W)" in words, "with the words after the name"
+    assert "attention block (AttnResLn-N)" in words
     cells = pd.read_parquet(reported / "tables/mixing_by_layer.parquet")["mean"]
     written = [text for text in seen["figures"]["mixing_heatmap"]["texts"] if text.isdecimal()]
     for value in cells:

@@ -30,20 +30,20 @@ from tests.oracles.specimens import CHOICES, Specimen, made, reported
 from tests.tiny import rounds_inside
 
 TITLES = {
-    "attn_w": "Attn-W: weights",
-    "attn_n": "Attn-N: vectors",
-    "attnres_n": "AttnRes-N: + residual",
-    "atb_n": "Atb: the attention block",
-    "atbff_n": "AtbFf: the network",
-    "atbffres_n": "AtbFfRes: + residual",
-    "atbffresln_n": "AtbFfResLn: + norm",
+    "attn_w": "attention weights (Attn-W)",
+    "attn_n": "weighted vectors (Attn-N)",
+    "attnres_n": "vectors + residual (AttnRes-N)",
+    "atb_n": "attention block (Atb)",
+    "atbff_n": "feed-forward network (AtbFf)",
+    "atbffres_n": "network + residual (AtbFfRes)",
+    "atbffresln_n": "network + residual + norm (AtbFfResLn)",
 }
 STEP_TITLES = {
-    "ff": "FF: the network",
-    "res": "RES: its residual connection",
-    "ln": "LN: its normalisation",
-    "ff+res": "FF and RES",
-    "ff+res+ln": "FF, RES and LN",
+    "ff": "feed-forward network (FF)",
+    "res": "residual connection (RES)",
+    "ln": "normalisation (LN)",
+    "ff+res": "network and residual (FF, RES)",
+    "ff+res+ln": "network, residual and normalisation (FF, RES, LN)",
 }
 STEPS = {
     "ff": ("atb_n", "atbff_n"),

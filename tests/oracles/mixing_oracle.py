@@ -15,11 +15,11 @@ from tests.oracles.comparison import Expected, Picture, assert_expected, said, s
 from tests.oracles.specimens import CHOICES, Specimen, made, reported
 
 TITLES = {
-    "attn_w": "Attn-W: weights",
-    "attn_n": "Attn-N: vectors",
-    "attnres_w": "AttnRes-W: weights + residual",
-    "attnres_n": "AttnRes-N: vectors + residual",
-    "attnresln_n": "AttnResLn-N: the attention block",
+    "attn_w": "attention weights (Attn-W)",
+    "attn_n": "weighted vectors (Attn-N)",
+    "attnres_w": "weights + residual (AttnRes-W)",
+    "attnres_n": "vectors + residual (AttnRes-N)",
+    "attnresln_n": "attention block (AttnResLn-N)",
 }
 
 

@@ -406,7 +406,7 @@ def test_score(specimen, choice):
 
 
 SCORE = {"dimensions_for_half/mean": 3.4, "dimensions_for_90_percent/mean": 116.2, "share_of_outliers/mean": 0.123}
-BIAS = "The key bias b_K makes up {} of the spread of a query's scores over its keys."
+BIAS = "The key bias b_K makes up {} of the variance of a query's scores over its keys."
 WITHOUT_OUTLIERS = "Without the outlier dimensions' part of the scores, in one block at a time, the attention weight on"
 SEP = {
     "intervention/sep/before": 0.5,
@@ -422,33 +422,33 @@ CASES = [
     (
         SCORE,
         [
-            "On average over heads, 3.4 dimensions make up half of the spread of a query's scores over its keys, and 116 "
+            "On average over heads, 3.4 dimensions make up half of the variance of a query's scores over its keys, and 116 "
             "make up 90%.",
-            "The share of the outlier dimensions in the spread of a query's scores is 12%.",
+            "The share of the outlier dimensions in the variance of a query's scores is 12%.",
         ],
     ),
     (
         {"dimensions_for_half/mean": 3.4},
-        ["On average over heads, 3.4 dimensions make up half of the spread of a query's scores over its keys."],
+        ["On average over heads, 3.4 dimensions make up half of the variance of a query's scores over its keys."],
     ),
     (
         {"dimensions_for_half/mean": 3.4, "heads_below_90_percent/share": 0.01},
         [
-            "On average over heads, 3.4 dimensions make up half of the spread of a query's scores over its keys (heads "
+            "On average over heads, 3.4 dimensions make up half of the variance of a query's scores over its keys (heads "
             "whose dimensions never reach that share are left out).",
         ],
     ),
     (
         {"dimensions_for_half/mean": 3.4, "share_of_key_bias/mean": 0.0006},
         [
-            "On average over heads, 3.4 dimensions make up half of the spread of a query's scores over its keys; the key "
+            "On average over heads, 3.4 dimensions make up half of the variance of a query's scores over its keys; the key "
             "bias b_K makes up 0.1%.",
         ],
     ),
     ({"share_of_outliers/mean": 0.0}, []),  # there are none
     (
         {"share_of_outliers/mean": -0.0001},
-        ["The share of the outlier dimensions in the spread of a query's scores is 0.0%."],
+        ["The share of the outlier dimensions in the variance of a query's scores is 0.0%."],
     ),
     ({"share_of_key_bias/mean": 0.0006}, [BIAS.format("0.1%")]),
     ({"share_of_key_bias/mean": 0.0004}, []),

@@ -13,7 +13,7 @@ from normscope.results.measures import leading, metric_title
 COLUMNS = ["group", "metric", "difference", "low", "high", "adjusted"]
 OF_SEQUENCES = [*COLUMNS, "paired"]
 MEAN, SHARE, LEAST = "mixing/attnresln_n/mean", "mixing/attnresln_n/share", "mixing/attnresln_n/min"
-TITLE = "mixing ratio (AttnResLn-N: the attention block)"
+TITLE = "mixing ratio (attention block, AttnResLn-N)"
 NORM, SMALL = "norms/f/cls", "mixing/attn_n/share"
 
 
@@ -50,8 +50,8 @@ VALUES = [
 def test_the_measure_with_the_largest_difference_is_named():
     tests = [("tuned", MEAN, 0.125, 0.1, 0.15, 0.001), ("tuned", SHARE, 0.005, 0.0, 0.01, 0.04)]
     assert verdict(comparison(VALUES, sequence_tests=tests)) == [
-        "tuned differs from base in 2 of 2 measures tested over sequences, above all in mixing ratio (AttnResLn-N: the "
-        "attention block): 25% in base and 38% in tuned (difference +10 to +15 points, 95% interval)."
+        "tuned differs from base in 2 of 2 measures tested over sequences, above all in mixing ratio (attention block, "
+        "AttnResLn-N): 25% in base and 38% in tuned (difference +10 to +15 points, 95% interval)."
     ]
 
 
@@ -115,7 +115,7 @@ def test_equal_groups_are_said_to_agree():
         (
             [("base", LEAST, 0.01), ("tuned", LEAST, 0.02)],
             (),
-            "points is in smallest mixing ratio (AttnResLn-N: the attention block): 1.0% in base and 2.0% in tuned.",
+            "points is in smallest mixing ratio (attention block, AttnResLn-N): 1.0% in base and 2.0% in tuned.",
         ),
         (
             [],
@@ -203,7 +203,7 @@ def test_of_seeds_alone_the_block_is_told_and_what_they_change():
     values = [("base", metric, value) for metric, ends in ((MEAN, (0.2, 0.24)), (LEAST, (0, 1))) for value in ends]
     seeds = [("base", SHARE, 2, 0.5, 0.4, 0.6), ("base", MEAN, 2, 0.22, 0.18, 0.26), ("base", LEAST, 2, 0.5, 0, 1)]
     steady = [("base", SHARE, 0.45), ("base", SHARE, 0.52)]
-    told = "Mixing ratio (AttnResLn-N: the attention block) in base is 22% over 2 seeds (95% interval 18% to 26%)."
+    told = "Mixing ratio (attention block, AttnResLn-N) in base is 22% over 2 seeds (95% interval 18% to 26%)."
     assert verdict(comparison([*values, *steady], seeds=seeds, labels=["seed=0", "seed=1"] * 3)) == [
         told, "No measure varies over seeds by a tenth of its range.",
     ]  # fmt: skip
@@ -211,7 +211,7 @@ def test_of_seeds_alone_the_block_is_told_and_what_they_change():
     moved = [("base", SHARE, 0.6), ("base", SHARE, 0.4), *layers]
     assert verdict(comparison([*values, *moved], seeds=seeds, labels=["seed=0", "seed=1"] * 5)) == [
         told,
-        "Seeds change this measure most: signed share of other tokens (AttnResLn-N: the attention block), from 40% (seed=1) to "
+        "Seeds change this measure most: signed share of other tokens (attention block, AttnResLn-N), from 40% (seed=1) to "
         "60% (seed=0), most in layer 2.",
     ]
 
@@ -314,24 +314,29 @@ def test_the_layer_that_moves_most_is_told():
 @pytest.mark.parametrize(
     ("models", "first"),
     [
-        (["attn_n", "attnres_n", "attnresln_n"], "AttnResLn-N"),
-        (["attn_w", "attn_n", "attnres_w", "attnres_n"], "AttnRes-N"),  # of a model with its norms before attention
+        (["attn_n", "attnres_n", "attnresln_n"], "attention block, AttnResLn-N"),
+        (
+            ["attn_w", "attn_n", "attnres_w", "attnres_n"],
+            "vectors + residual, AttnRes-N",
+        ),  # of a model with its norms before attention
     ],
 )
 def test_the_measure_that_takes_in_the_most_of_the_block_leads_whatever_it_is_called(models, first):
     metrics = {f"mixing/{method}/{kind}": [0.1, 0.4, 0.9] for kind in ("share", "mean") for method in models}
     metrics["mixing/attn_n/share"] = [0.0, 0.5, 1.0]
     sentence = verdict(along("model.step", [0, 1, 2], metrics))[0]
-    assert sentence.startswith(f"Mixing ratio ({first}: ")
+    assert sentence.startswith(f"Mixing ratio ({first}) ")
     layers_of_networks = {f"feedforward/{stage}/mean": [0.1, 0.4, 0.9] for stage in ("atb_n", "atbff_n", "atbffres_n")}
-    assert verdict(along("model.step", [0, 1, 2], layers_of_networks))[0].startswith("Mixing ratio (AtbFfRes: ")
+    assert verdict(along("model.step", [0, 1, 2], layers_of_networks))[0].startswith(
+        "Mixing ratio (network + residual, AtbFfRes) "
+    )
     assert leading(["own/tiny", "norms/f/other", "norms/f/cls"]) == "norms/f/other"
     assert leading(["own/tiny"]) == ""
 
 
 def test_groups_are_furthest_apart_in_a_cell_or_else_in_a_layer():
     """By hand: 10 against 41 points at [SEP] of layer 3; 25 against 36 in layer 1."""
-    at = ("mixing/heatmap", "AttnResLn-N: the attention block", "layer")
+    at = ("mixing/heatmap", "attention block (AttnResLn-N)", "layer")
     cells = [
         (2, *at, layer, "category", "mixing ratio (%)", token, group, value)
         for layer, token, *ends in (("3", "sep", 10.0, 41.0), ("3", "all", 20.0, 30.0), ("1", "sep", 50.0, 40.0))

@@ -439,7 +439,7 @@ def _ranking(ranking: pd.DataFrame, quantity: str, erasure: Erasure) -> Dots:
         panel="panel",
         panel_titles={"methods": "comprehensiveness minus that of random orders"},
         row_titles=METHODS,
-        value_label=f"AOPC: drop in {FALLING.get(quantity, quantity)}, minus random",
+        value_label=f"mean drop in {FALLING.get(quantity, quantity)} (AOPC), minus random",
         caption=(
             f"How much further {QUANTITIES[quantity]} falls when the highest-scoring tokens are {erased} than when random "
             f"tokens are (AOPC), with 95% intervals over sequences. {_how_many(above, len(rows))} "

@@ -107,8 +107,7 @@ class FeedForwardAnalysis(Analysis):
         overall = overall_rows(table)
         rolled = roll_up(self.info.declared, {"change": change, "mixing_by_layer": overall})
         summary = self._ratios.by_category()
-        name = METHODS[f"{self._stages[-1]}_n"].partition(":")[0]
-        title = f"mixing ratio {name}: how much of a token's vector comes from other tokens after the whole layer"
+        title = "how much of a token's vector comes from other tokens after the whole layer"
         return Result(
             tables={
                 "mixing_by_layer": reported_rows(table, self.context.categories),

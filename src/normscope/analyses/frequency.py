@@ -28,7 +28,7 @@ from normscope.maths.mixing import Method
 from normscope.maths.tensors import to_device
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.facts import ModelFacts
-from normscope.results.codes import SPECIAL_TOKENS
+from normscope.results.codes import METHODS, SPECIAL_TOKENS, plain
 from normscope.results.figures import Figure, Scatter
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
@@ -293,7 +293,8 @@ class FrequencyAnalysis(Analysis):
         weights, with_residual = str(Method.ATTN_W), str(Method.ATTNRES_W)
         if {weights, with_residual} <= set(ratios) and np.allclose(sample[with_residual], sample[weights] / 2):
             del titles[with_residual]  # weights that add up to 1: the same cloud twice
-            left_out = f" {_short(with_residual)} is half of {_short(weights)}, and is left out."
+            half, whole = plain(METHODS[with_residual]), plain(METHODS[weights])
+            left_out = f" The ratio of {half} is half that of {whole}, and is left out."
         return {
             "scatter": Scatter(
                 table=percentages.melt(["rank", "tokens"], var_name="measure", value_name="value"),
@@ -316,13 +317,8 @@ class FrequencyAnalysis(Analysis):
         }
 
 
-def _short(method: str) -> str:
-    """A mixing ratio's name in its paper, such as AttnRes-N for `attnres_n`."""
-    return MEASURES[method].partition(":")[0]
-
-
 def _panel_title(measure: str) -> str:
-    return f"mixing ratio (%), {_short(measure)}" if measure in set(Method) else MEASURES[measure]
+    return f"mixing ratio (%), {plain(MEASURES[measure])}" if measure in set(Method) else MEASURES[measure]
 
 
 _ORDINARY, _OTHER_SPECIAL = "ordinary tokens", "other special tokens"

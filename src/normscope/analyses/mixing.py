@@ -22,7 +22,7 @@ from normscope.data.batching import Batch
 from normscope.maths.mixing import OF_STAGE, Method
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.blocks.grouped_block import GroupedBlock
-from normscope.results.codes import METHODS
+from normscope.results.codes import METHODS, bracketed
 from normscope.results.figures import Heatmaps, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
@@ -75,7 +75,8 @@ class MixingAnalysis(Analysis):
         counted = {"by_layer": overall, "shares": overall_rows(shares)}
         rolled = roll_up(self.info.declared, counted)
         summary = self._ratios.by_category()
-        title = f"how much of a token's output vector comes from other tokens ({METHODS[self.context.methods[-1]]})"
+        method = bracketed(METHODS[self.context.methods[-1]])
+        title = f"how much of a token's output vector comes from other tokens {method}"
         return Result(
             tables={
                 "by_layer": shown,

@@ -1,7 +1,8 @@
 """Score contributions: which dimensions decide attention, and do they cause it? (Maruta & Matsuzaki 2024, section 4)
 
-Dimension j contributes C_j = (q W_Kᵀ)_j x_j to the score of a query and a key. Its share of the spread of a query's scores over
-the keys tells how much it decides; attention without the outlier dimensions' part of the scores tells whether they cause it.
+Dimension j contributes C_j = (q W_Kᵀ)_j x_j to the score of a query and a key. Its share of the variance of a query's scores
+over the keys tells how much it decides; attention without the outlier dimensions' part of the scores tells whether they cause
+it.
 """
 
 import itertools
@@ -490,7 +491,7 @@ def sentences_of(
     if metrics.get("share_of_outliers/mean"):  # exactly 0 if there are no outliers
         share = brief_share(metrics["share_of_outliers/mean"])
         named = f" ({enumeration([str(dimension) for dimension in outliers])})" if outliers else ""
-        text = f"The share of the outlier dimensions{named} in the spread of a query's scores is {share}."
+        text = f"The share of the outlier dimensions{named} in the variance of a query's scores is {share}."
         sentences.append(Sentence(text, table="concentration"))
     return [*sentences, *_weighed(metrics)]
 
@@ -537,7 +538,7 @@ def _concentrated(metrics: Mapping[str, float]) -> list[Sentence]:
     bias = metrics.get("share_of_key_bias/mean", 0.0)
     of_bias = f"{brief_share(bias)}" if abs(bias) >= 0.0005 else ""  # below, it is written 0.0%
     if half is None:
-        text = f"The key bias b_K makes up {of_bias} of the spread of a query's scores over its keys."
+        text = f"The key bias b_K makes up {of_bias} of the variance of a query's scores over its keys."
         return [Sentence(text, table="concentration")] if of_bias else []
     dimensions, *of_ninety = compared(brief, half, *([] if ninety is None else [ninety]))
     more = f", and {of_ninety[0]} make up 90%" if of_ninety else ""
@@ -545,7 +546,7 @@ def _concentrated(metrics: Mapping[str, float]) -> list[Sentence]:
     left_out = " (heads whose dimensions never reach that share are left out)" if some else ""
     besides = f"; the key bias b_K makes up {of_bias}" if of_bias else ""
     text = (
-        f"On average over heads, {dimensions} dimensions make up half of the spread of a query's scores over its keys"
+        f"On average over heads, {dimensions} dimensions make up half of the variance of a query's scores over its keys"
         f"{more}{left_out}{besides}."
     )
     return [Sentence(text, table="concentration")]

@@ -40,10 +40,11 @@ _SINK = 0.3
 """The share of the weight of later tokens from which the first token of a causal model is a sink."""
 _FIRST_POSITION = "the first position, whatever the word"
 _RULES = {
-    AttentionRule.held: "Gradient × input of the model with its attention weights, norms and slopes held fixed: the scores of "
-    "all tokens, with the biases, add up to the value.",
-    AttentionRule.through: "Norms and slopes are held fixed; attention weights are followed to queries and keys as well. The "
-    "scores of all tokens, with the biases and the remainder, which is what softmaxes absorb, add up to the value.",
+    AttentionRule.held: "Gradient × input, with the attention weights, the deviations of normalisations and the slopes of "
+    "activation functions held at their values for this text: the scores of all tokens, with the biases, add up to the value.",
+    AttentionRule.through: "Gradient × input, with the deviations of normalisations and the slopes of activation functions "
+    "held at their values for this text; attention weights are followed to queries and keys as well. The scores of all tokens, "
+    "with the biases and the remainder, which is what softmaxes absorb, add up to the value.",
 }
 """How scores are made, by what they do with attention weights."""
 
