@@ -19,9 +19,11 @@ from normscope.live.request import Side
 from normscope.live.texts import Limit, Read, read, units_of
 from normscope.maths.choices import AttentionRule
 from normscope.models.load.loaded import LoadedModel
-from normscope.reporting.page.explorer import packed, pairs_payload, scaled
+from normscope.models.load.text_batches import batch_from_texts
+from normscope.reporting.page.explorer import packed, packed_maps, pairs_payload
 from normscope.results.maps import TokenMap
 from normscope.results.result import Result
+from normscope.results.token_labels import label, labels
 from normscope.rounding import brief_share, counted, number, percentage
 
 _LARGEST = 1_500_000
@@ -87,6 +89,7 @@ class Answers:
             "text": typed.text,
             "notes": notes,
             "tokens": maps.queries,
+            "labels": labels(maps.queries),
             "places": units.places,
             "roles": units.roles,
             "layers": maps.layers,
@@ -135,6 +138,7 @@ class Answers:
         answer: dict[str, Any] = {
             "what": found.what,
             "choices": found.choices,
+            "labels": {name: label(name) for name, _ in found.choices},
             "meaning": str(found.meaning),
             "target": target or next((name for name, _ in found.choices), ""),
         }
@@ -164,11 +168,13 @@ class Answers:
             "sum": said,
             "rule": _RULES[self.attention],
             "value": value,
-            "tokens": of_tokens["token"].tolist(),
+            "tokens": labels(of_tokens["token"].tolist()),
             "scores": _rounded(scores),
+            "row": None if model.facts.reads_target else _row(model, given, level, found, scores),
+            "is_read_there": found.position is not None,
             "bias": bias,
             "remainder": remainder,
-            "sink": _said_of_sink(of_tokens["token"].iloc[0], float(scores[0]), weight_of_first)
+            "sink": _said_of_sink(label(of_tokens["token"].iloc[0]), float(scores[0]), weight_of_first)
             if level is Level.token and model.causal
             else "",
         }
@@ -236,6 +242,13 @@ class Answers:
         return self.models[side.model - 1]
 
 
+def _row(model: LoadedModel, given: Any, level: Level, found: Prediction, scores: np.ndarray) -> int:
+    """The token (or word) that the answer is read from; if it is read from several, the one that adds most."""
+    if found.position is None:
+        return int(scores.argmax())
+    return int(batch_from_texts(model, given, level).unit_numbers[found.position])
+
+
 def _aimed(found: Prediction, target: str, against: str) -> tuple[Any, str]:
     """What is attributed, and the answer that is subtracted; empty for none."""
     return found.aimed_at(target) if target else found.target, against or _unless_asked(found, target)
@@ -284,7 +297,7 @@ def _maps_up_to(
         return {name: each for found, _ in alone for name, each in found.items()}, [
             reason for _, reasons in alone for reason in reasons
         ]
-    return {name: scaled(values) for name, values in maps.maps[0].maps.items()}, []
+    return packed_maps(maps.maps[0]), []
 
 
 def _mixing(decomposed: Result) -> dict[str, Any]:
@@ -293,7 +306,8 @@ def _mixing(decomposed: Result) -> dict[str, Any]:
     return {
         "methods": list(by_method),
         "ratios": [
-            [_rounded(layer["ratio"].to_numpy()) for _, layer in rows.groupby("layer")] for rows in by_method.values()
+            [_rounded(layer) for layer in rows.pivot(index="layer", columns="position", values="ratio").to_numpy()]
+            for rows in by_method.values()
         ],
     }
 
