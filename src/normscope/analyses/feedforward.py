@@ -294,15 +294,27 @@ def sentences_of(
             f"{brief_share(block, last)}"
         )
         effect = abs(last - block)
+        place: dict[str, int] = {}
         before, after = curves.get("atb_n/mean"), _first_of(curves, *_WHOLE)
         if before is not None and after is not None and len(before) > 1:
             layer = max(before.keys(), key=lambda layer: abs(after[layer] - before[layer]))
             one, other = float(before[layer]), float(after[layer])
+            place = {"layer": int(layer)}
             effect = abs(other - one)
             text += (
                 f". The change is largest in layer {layer}: from {brief_share(one, other)} to {brief_share(other, one)}"
             )
-        sentences.append(Sentence(f"{text}.", figure="by_layer", table="mixing_by_layer", effect=effect))
+        measure = next(name for name in _WHOLE if name in metrics).removesuffix("/mean")
+        sentences.append(
+            Sentence(
+                f"{text}.",
+                figure="by_layer",
+                table="mixing_by_layer",
+                measure=measure,
+                effect=effect,
+                place=place,
+            )
+        )
     alone, whole = metrics.get("change/ff"), _first_of(metrics, "change/ff+res+ln", "change/ff+res")
     if alone is not None and whole is not None:
         first, then = compared(brief, alone, whole)

@@ -500,7 +500,10 @@ def _of_category(category: str, weight: float, norm: float) -> Sentence:
         f"The {category_name(category)} tokens receive {received} of the attention weight "
         f"{'but contribute only' if little else 'and contribute'} {contributed} of Σ‖αf(x)‖."
     )
-    return Sentence(text, figure="by_layer", table="by_layer", surprising=little, effect=abs(weight - norm))
+    place = {"category": category}
+    return Sentence(
+        text, figure="by_layer", table="by_layer", surprising=little, effect=abs(weight - norm), place=place
+    )
 
 
 def _norm_and_share(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -528,7 +531,7 @@ def _norm_and_share(metrics: Mapping[str, float]) -> list[Sentence]:
         f"Norms {stated} what {category_name(category)} tokens contribute: these have {norm} of Σ‖αf(x)‖, but {along} of what "
         "comes from all tokens along the output vectors, where contributions add up."
     )
-    return [Sentence(text, figure="by_layer", table="by_layer", surprising=True)]
+    return [Sentence(text, figure="by_layer", table="by_layer", surprising=True, place={"category": category})]
 
 
 def _shorter(metrics: Mapping[str, float], bound: float) -> list[Sentence]:

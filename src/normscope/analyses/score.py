@@ -529,7 +529,7 @@ def _weighed(metrics: Mapping[str, float]) -> list[Sentence]:
         f"On average over layers, a query gives {brief_share(weight)} of its attention weight to one {category_name(one)} "
         f"token{of_any}; summed over keys, it gives most to {category_name(most)} tokens, {whole}."
     )
-    return [Sentence(text, figure="weights", table="weights")]
+    return [Sentence(text, figure="weights", table="weights", place={"category": one})]
 
 
 def _concentrated(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -571,4 +571,5 @@ def _removed(metrics: Mapping[str, float]) -> list[Sentence]:
         f"Without the outlier dimensions' part of the scores, in one block at a time, the attention weight on "
         f"{category_name(most)} tokens {movement(before, after, *controlled)}{comparison}."
     )
-    return [Sentence(text, figure="intervention", table="intervention", effect=abs(after - before))]
+    place = {"category": most}
+    return [Sentence(text, figure="intervention", table="intervention", effect=abs(after - before), place=place)]

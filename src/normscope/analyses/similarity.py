@@ -36,6 +36,7 @@ from normscope.results.figures import Figure, Lines, WordMaps
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, metrics_of
+from normscope.results.token_labels import label
 from normscope.rounding import begun, brief, compared, counted, differ, enumeration, number
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.keyed_means import KeyedMeans, KeyedSummary
@@ -512,7 +513,7 @@ def sentences_of(
 def _similar(drawn: tuple[int, DrawnPair]) -> Sentence:
     """Why two texts are similar."""
     row, (texts, document, strongest) = drawn
-    most = enumeration([f"{a}–{b} ({number(value, signed=True)})" for a, b, value in strongest])
+    most = enumeration([f"{label(a)}–{label(b)} ({number(value, signed=True)})" for a, b, value in strongest])
     name = f"pair {row}" if not document else f"query 1 and document {document}, the most similar one,"
     return Sentence(
         f"The cosine similarity of {name} is {number(texts.value)}; "
@@ -553,7 +554,7 @@ def _beside_gold(metrics: Mapping[str, float], friends: Sequence[str]) -> list[S
     spearman, count = metrics.get("gold/spearman"), metrics.get("gold/count")
     if spearman is None or count is None:
         return []
-    listed = enumeration([f"“{friend}”" for friend in friends[:FRIENDS]])
+    listed = enumeration([f"“{label(friend)}”" for friend in friends[:FRIENDS]])
     words = f"; in the quarter with the lowest gold scores, these words add most: {listed}" if listed else ""
     return [
         Sentence(

@@ -515,7 +515,7 @@ def _sink(metrics: Mapping[str, float], first_token: str, length: int | None) ->
     part = f"the first {length} tokens of " if length is not None and inputs == SinkInput.text else ""
     text = f"On {part}{_WORDS[inputs]}{begins}, {subject} in {rate} of the heads{receives}{learned}."
     effect = abs(known_shares[0] - known_shares[1]) if len(known_shares) == 2 else 0.0
-    return [Sentence(text, figure="rate", table="by_head", effect=effect)]
+    return [Sentence(text, figure="rate", table="by_head", effect=effect, place={"category": position})]
 
 
 def _elsewhere(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:

@@ -14,6 +14,7 @@ from normscope.results.findings import Sentence, Summary
 from normscope.results.maps import TokenMap
 from normscope.results.result import Result
 from normscope.results.table_files import Lazy, LazyItems
+from normscope.results.token_labels import label
 from normscope.rounding import begun, counted, number
 from normscope.statistics.tidy import tidy
 
@@ -162,7 +163,7 @@ def _strongest(
 
 def _placed(name: str, place: int) -> str:
     """A token or region with the position of its first token, since a word may occur twice."""
-    return f"{name} ({place})"
+    return f"{label(name)} ({place})"
 
 
 def _sentence(strongest: pd.DataFrame, measure: str) -> list[Sentence]:
@@ -191,7 +192,7 @@ def _read_sentence(of: TokenMap) -> Iterator[Sentence]:
     best = max(sums, key=lambda sentence: abs(sums[sentence]))
     lying = [span for span in spans if span is not None and span[0] == best]
     text = printable(of.title[lying[0][1] : lying[-1][2]].strip(), _LONGEST_SENTENCE)
-    query, place = f"“{of.queries[0]}” (token {of.query_places[0]:,})", of.key_places[members[best][0]]
+    query, place = f"“{label(of.queries[0])}” (token {of.query_places[0]:,})", of.key_places[members[best][0]]
     heads = "with all heads together" if of.leading == _MAPS[PairMeasure.share] else "on average"  # as in `_token_map`
     strongest = f"{query} receives the most from “{text}” (from token {place:,} on): {number(sums[best])} {heads}."
     named = "; ".join(

@@ -30,6 +30,7 @@ from normscope.models.load.text_batches import is_single, require_unicode
 from normscope.results.figures import ColouredText, Figure, TextPair
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
+from normscope.results.token_labels import as_text, label
 from normscope.rounding import begun, counted, number
 
 _SHOWN = 12
@@ -95,7 +96,7 @@ class _Similarity(NamedTuple):
         Args:
             rank: What the title begins with; it then names the second text instead of the number.
         """
-        text = cut(" ".join(self.tokens_b), _TITLE)
+        text = cut(as_text(self.tokens_b), _TITLE)
         title = f"{rank}{number(self.value)}: {text}" if rank else f"{self.what} {number(self.value)}"
         return TextPair(title, self.tokens_a, self.tokens_b, self.matrix, self.what)
 
@@ -106,7 +107,7 @@ class _Similarity(NamedTuple):
         best = table[(table["a"] < len(self.tokens_a)) & (table["b"] < len(self.tokens_b))].head(_SAID)
         words = self.of_tokens
         named = zip(best["token_a"], best["token_b"], best["value"], strict=True)
-        pairs = ", ".join(f"{a}\u2013{b} {number(value)}" for a, b, value in named)
+        pairs = ", ".join(f"{label(a)}\u2013{label(b)} {number(value)}" for a, b, value in named)
         parts = f"pairs of tokens add {number(words)}, pairs with a bias {number(self.value - words)}"
         return f"{begun(self.what)} {number(self.value)}: {parts}. The pairs that add most: {pairs}."
 
@@ -262,7 +263,7 @@ def _result_of(model: LoadedModel, found: Sequence[_Similarity], *, single: bool
         "pair" if single else f"pair_{number_}": each.pair("" if single else f"{rank}. ").figure()
         for rank, number_, each in _ranked(found, ranking)
     }
-    texts = [f"{' '.join(each.tokens_a)} | {' '.join(each.tokens_b)}" for each in found]
+    texts = [f"{as_text(each.tokens_a)} | {as_text(each.tokens_b)}" for each in found]
     about = {"compares": first.function, "pooling": first.pooling}
     return Result(
         tables=tables,
@@ -326,7 +327,7 @@ def _coloured(found: Sequence[_Similarity], ranking: pd.DataFrame) -> ColouredTe
 
 def _said_of_several(found: Sequence[_Similarity], ranking: pd.DataFrame) -> str:
     best = found[int(ranking["number"].iloc[0])]
-    text = cut(" ".join(best.tokens_b), _TITLE)
+    text = cut(as_text(best.tokens_b), _TITLE)
     pairs = counted(len(found), "pair")
     return f"Of {pairs} of texts, the one with “{text}” has the largest {best.what}: {number(best.value)}."
 

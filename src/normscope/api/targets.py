@@ -30,6 +30,7 @@ from normscope.models.load.predictor import Predictor, last_of_text, masks_in
 from normscope.models.load.task_heads import Head
 from normscope.models.load.text_batches import tokens_of_prompt
 from normscope.models.stored.logit_meaning import LogitMeaning
+from normscope.results.token_labels import label
 from normscope.rounding import number
 
 
@@ -245,7 +246,7 @@ def _answer(
 
     def name(number: int) -> str:
         if predictor.kind is not Head.CLASS:
-            return repr(predictor.name(number))
+            return repr(label(predictor.name(number)))
         return f"{'' if is_value else 'the class '}{predictor.name(number)}"
 
     def evaluate(passed: HeldPass) -> tuple[Tensor, str]:

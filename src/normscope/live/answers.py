@@ -20,10 +20,12 @@ from normscope.live.request import Side
 from normscope.live.texts import Limit, Read, read, units_of
 from normscope.maths.choices import AttentionRule
 from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.stored.logit_meaning import LogitMeaning
-from normscope.reporting.page.explorer import packed, pairs_payload, scaled
+from normscope.reporting.page.explorer import packed, packed_maps, pairs_payload
 from normscope.results.maps import TokenMap
 from normscope.results.result import Result
+from normscope.results.token_labels import label, labels
 from normscope.rounding import begun, brief_share, counted, number, percentage
 
 _LARGEST = 1_500_000
@@ -91,6 +93,7 @@ class Answers:
             "text": typed.text,
             "notes": notes,
             "tokens": maps.queries,
+            "labels": labels(maps.queries),
             "places": units.places,
             "roles": units.roles,
             "layers": maps.layers,
@@ -139,6 +142,7 @@ class Answers:
         answer: dict[str, Any] = {
             "what": found.what,
             "choices": found.choices,
+            "labels": {name: label(name) for name, _ in found.choices},
             "meaning": str(found.meaning),
             "target": target or next((name for name, _ in found.choices), ""),
         }
@@ -163,8 +167,10 @@ class Answers:
             "sum": said,
             "rule": _RULES[self.attention],
             "value": value,
-            "tokens": tokens,
+            "tokens": labels(tokens),
             "scores": _rounded(scores),
+            "row": None if model.facts.reads_target else _row(model, given, level, found, scores),
+            "is_read_there": found.position is not None,
             "bias": bias,
             "remainder": remainder,
             "first": first,
@@ -263,6 +269,13 @@ class Answers:
         return self.models[side.model - 1]
 
 
+def _row(model: LoadedModel, given: Any, level: Level, found: Prediction, scores: np.ndarray) -> int:
+    """The token (or word) that the answer is read from; if it is read from several, the one that adds most."""
+    if found.position is None:
+        return int(scores.argmax())
+    return int(batch_from_texts(model, given, level).unit_numbers[found.position])
+
+
 def _aimed(found: Prediction, target: str, against: str) -> tuple[Any, str]:
     """What is attributed, and the answer that is subtracted; empty for none.
 
@@ -306,10 +319,10 @@ def _said_of_first_position(token: str, score: float, neutral: Mapping[str, floa
     if token in neutral and len(neutral) == 1:
         parts = f"{begun(_FIRST_POSITION)}, adds {number(value, signed=True)}: {token} is no word."
     else:
-        measured = ", ".join(f"{number(each, signed=True)} with “{name}”" for name, each in neutral.items())
+        measured = ", ".join(f"{number(each, signed=True)} with “{label(name)}”" for name, each in neutral.items())
         parts = (
             f"Of the {number(score, signed=True)} that the first token adds, {number(value, signed=True)} is its position’s, "
-            f"whatever the word ({measured} in place of it), and {number(score - value, signed=True)} is {token}’s."
+            f"whatever the word ({measured} in place of it), and {number(score - value, signed=True)} is {label(token)}’s."
         )
     return f"{parts} The position is an attention sink: later tokens give it {brief_share(weight)} of their attention weight."
 
@@ -329,7 +342,7 @@ def _maps_up_to(
         return {name: each for found, _ in alone for name, each in found.items()}, [
             reason for _, reasons in alone for reason in reasons
         ]
-    return {name: scaled(values) for name, values in maps.maps[0].maps.items()}, []
+    return packed_maps(maps.maps[0]), []
 
 
 def _mixing(decomposed: Result) -> dict[str, Any]:
@@ -338,7 +351,8 @@ def _mixing(decomposed: Result) -> dict[str, Any]:
     return {
         "methods": list(by_method),
         "ratios": [
-            [_rounded(layer["ratio"].to_numpy()) for _, layer in rows.groupby("layer")] for rows in by_method.values()
+            [_rounded(layer) for layer in rows.pivot(index="layer", columns="position", values="ratio").to_numpy()]
+            for rows in by_method.values()
         ],
     }
 

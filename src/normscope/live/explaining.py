@@ -68,7 +68,7 @@ def _print(name: str, prediction: Mapping[str, Any]) -> None:
     for choice, value in prediction["choices"][:_CHOICES]:
         is_value = prediction["meaning"] == LogitMeaning.value
         written = number(value, signed=True) if is_value else f"{number(100 * value)}%"
-        print(f"  {written:>8}  {escaped(choice)}")
+        print(f"  {written:>8}  {escaped(prediction['labels'][choice])}")
     print(f"\n{wrapped(escaped(prediction['sum']))}\n")
     print("The tokens that add the most to it or, below 0, take the most from it:")
     rows = [*zip(prediction["tokens"], prediction["scores"], strict=True)]

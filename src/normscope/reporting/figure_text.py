@@ -12,6 +12,7 @@ from matplotlib.ticker import Formatter, LogLocator, NullFormatter
 from normscope.errors import cut, visible
 from normscope.results.codes import category_name
 from normscope.results.figures import Figure, Heatmaps, Lines, Profiles, Scatter, WordMaps
+from normscope.results.token_labels import label
 from normscope.rounding import number, power_of_ten
 
 D = TypeVar("D", bound=Figure)
@@ -21,8 +22,8 @@ _LONGEST_LABEL = 40
 
 
 def word_label(word: str) -> str:
-    """A word as a label, shortened if long."""
-    return cut(word, _LONGEST_LABEL)
+    """A word or a token as a label, shortened if long."""
+    return cut(label(word), _LONGEST_LABEL)
 
 
 def with_visible_text(figure: D) -> D:
@@ -90,6 +91,8 @@ def profile_titles(figure: Profiles) -> dict[Any, str]:
 
 
 def _missing(figure: Figure) -> str:
+    if isinstance(figure, WordMaps) and figure.table[figure.value].isna().any():
+        return "Hatched: the row cannot see the token of the column."
     if not isinstance(figure, Heatmaps):
         return ""
     cells = figure.table[figure.row].nunique() * figure.table[figure.column].nunique()

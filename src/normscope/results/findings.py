@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ import pandas as pd
 from normscope.errors import InputError
 from normscope.results.text_table import text_table, written
 from normscope.streams import WIDTH
+
+_PLACES = {"text": int, "layer": int, "head": int, "token": int, "category": str}
+"""What the parts of `Sentence.place` are."""
 
 
 class Sentence(str):
@@ -27,6 +31,9 @@ class Sentence(str):
     """Whether it contradicts what attention weights suggest, or what one would expect."""
     effect: float
     """The size of the difference that it states, as a share of the largest possible one; 0 if it states none."""
+    place: Mapping[str, Any]
+    """Where in the token maps it is: `layer` and `head` from 1, `category` of the keys, `text` from 1 and, in it, the row
+    `token` from 0; empty if it names none of them."""
     analysis: str
     """The analysis that the finding is from; empty while the sentence is still among that analysis's own results."""
 
@@ -39,12 +46,14 @@ class Sentence(str):
         measure: str = "",
         surprising: bool = False,
         effect: float = 0.0,
+        place: Mapping[str, Any] = MappingProxyType({}),
         analysis: str = "",
     ) -> "Sentence":
         """The text, with the names of the figure and the table that show it."""
         sentence = super().__new__(cls, text)
         sentence.figure, sentence.table, sentence.measure = figure, table, measure
         sentence.surprising, sentence.effect, sentence.analysis = surprising, effect, analysis
+        sentence.place = dict(place)
         return sentence
 
     @classmethod
@@ -60,11 +69,14 @@ class Sentence(str):
             InputError: If the content is not a sentence.
         """
         try:
-            return cls(**content)
-        except TypeError as error:
+            sentence = cls(**content)
+            if not all(isinstance(value, _PLACES[name]) for name, value in sentence.place.items()):
+                raise TypeError("a place in token maps is damaged")
+            return sentence
+        except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path}: expected sentences, got something else") from error
 
-    def but(self, text: str | None = None, **links: str) -> "Sentence":
+    def but(self, text: str | None = None, **links: Any) -> "Sentence":
         """The sentence with another text, or with other links."""
         return Sentence(str(self) if text is None else text, **{**vars(self), **links})
 

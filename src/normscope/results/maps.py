@@ -110,6 +110,8 @@ class TokenMap:
     """What the queries and keys are: `token` or `word`."""
     is_difference: bool = False
     """Whether values are differences from another map; for measures that cannot be negative, between shares of a row."""
+    categories: tuple[str, ...] = ()
+    """The category of each key, as in the tables of a run; empty outside of runs."""
 
     @property
     def heads(self) -> int:
@@ -150,6 +152,23 @@ class TokenMap:
         """Whether rows are numbers that a model computes instead of tokens or words."""
         return not TARGET_MEASURES.keys().isdisjoint(self.maps)
 
+    def seen(self, measure: str) -> np.ndarray:
+        """Which keys anything can reach each query from: layer, query, key.
+
+        A softmax gives every key that a query sees a weight above 0, and a causal or local mask gives the others exactly 0. The
+        measures up to a layer follow what the layers before it have seen, and maps without weights are those of a causal model
+        if nothing in them comes from a later token.
+        """
+        values = self.maps[measure]
+        if self.of_targets or self.is_difference:
+            return np.ones(values.shape, dtype=bool)
+        if "attn_w" in self.maps:
+            visible = self.maps["attn_w"] > 0
+            return _reached(visible) | (values != 0) if measure in CUMULATIVE_MEASURES else visible
+        before: np.ndarray = np.tri(*values.shape[1:], dtype=bool)
+        causal = len(self.queries) == len(self.keys) > 1 and not values[:, ~before].any()
+        return np.broadcast_to(before | (not causal), values.shape)
+
     @property
     def leading(self) -> str:
         """The measure that is looked at first."""
@@ -188,7 +207,7 @@ class TokenMap:
             {
                 "query_token": np.array(self.queries, dtype=object)[:, None],
                 "key_token": np.array(self.keys, dtype=object),
-                "value": np.stack([self.maps[measure][self.layers.index(number)] for measure in titles]),
+                "value": np.stack([self._cells(measure, self.layers.index(number)) for measure in titles]),
             },
             measure=list(titles),
             query=self.query_places or range(len(self.queries)),
@@ -203,6 +222,11 @@ class TokenMap:
             what = f"{self.title}: share of what each {self.unit} (row) receives from each {self.unit} (column) {where}"
         caption, largest = f"{what}; orange is above 0, purple below.", float(table["value"].abs().max()) or 1.0
         return WordMaps(shown, "measure", titles, caption, largest=largest)
+
+    def _cells(self, measure: str, layer: int) -> np.ndarray:
+        """The map of one layer as it is drawn: NaN where a query cannot see a key."""
+        cells: np.ndarray = np.where(self.seen(measure)[layer], self.maps[measure][layer], np.nan)
+        return cells
 
     def __repr__(self) -> str:
         layers = ", ".join(map(str, self.layers))
@@ -231,6 +255,17 @@ class TokenMap:
             key=np.array(self.key_places or range(len(self.keys)), dtype=np.int32),
         )
         return table[["layer", "head", "query", "key", *tokens, *measures]]
+
+
+def _reached(visible: np.ndarray) -> np.ndarray:
+    """The keys that reach each query through the layers up to each one: layer, query, key. A token always reaches itself."""
+    _, queries, keys = visible.shape
+    if queries != keys:
+        return visible
+    reached = [np.eye(queries, dtype=bool)]
+    for layer in visible:
+        reached.append(reached[-1] | layer @ reached[-1])
+    return np.stack(reached[1:])
 
 
 def pairs_table(token_maps: Sequence[TokenMap]) -> pd.DataFrame:
@@ -273,7 +308,7 @@ def _norms(text: TokenMap) -> np.ndarray:
 def _text(text: TokenMap) -> dict[str, Any]:
     """Everything about a text that is not a number."""
     plain = ("title", "queries", "keys", "is_cross_attention", "is_difference", "layers", "unit")
-    places = ("query_places", "key_places", "key_spans", "query_words", "key_words")
+    places = ("query_places", "key_places", "key_spans", "query_words", "key_words", "categories")
     return {name: getattr(text, name) for name in (*plain, *places)} | {
         "heads": text.heads,
         "in_double": any(values.dtype == np.float64 for values in text.maps.values()),
@@ -332,6 +367,7 @@ def _read(text: dict[str, Any], rows: pd.DataFrame) -> TokenMap:
         tree=None if tree is None else _tree(tree),
         unit=text["unit"],
         is_difference=bool(text.get("is_difference")),
+        categories=tuple(map(str, text.get("categories") or ())),
     )
 
 

@@ -12,7 +12,7 @@ from normscope.reporting.figure_text import word_label
 from normscope.reporting.figures.heatmaps import colour_scale, write_numbers
 from normscope.reporting.figures.layout import POINTS_PER_INCH, TALLEST, every, fitted, text_width
 from normscope.reporting.figures.style import accent, magnitudes, points
-from normscope.reporting.palette import DIVERGING, ON_MUCH
+from normscope.reporting.palette import DIVERGING, GRID, ON_MUCH
 from normscope.results.figures import WordMaps, end_of_scale
 from normscope.rounding import brief
 
@@ -29,6 +29,8 @@ _SMALLEST_CELL = 0.01
 """Inches."""
 _SMALLEST_TEXT = 6.0
 """Points. Where cells are too small for it, every second word is written, or every third, and so on."""
+_EMPTY = "/////"
+"""The hatching of cells without a value."""
 _LINE = 0.75
 """The size of a label as a part of the line that it takes."""
 
@@ -70,6 +72,7 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
     for position, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
         table = figure.table[figure.table[figure.panel] == panel]
         values = figure.values_of(panel)
+        axes.patch.set(hatch=_EMPTY, edgecolor=GRID, linewidth=0)
         # In reading order: the first word is at the top.
         if figure.largest is None:
             end, beyond = end_of_scale(values.to_numpy(dtype=float))

@@ -47,22 +47,22 @@ class TextView {
     now.tokens.forEach((token, at) => {
       const counterpart = counterparts[at];
       if (before && counterpart >= 0) {
-        for (; next < counterpart; next++) chips.push(this.gone(before.tokens[next]));
+        for (; next < counterpart; next++) chips.push(this.gone(before, next));
         next = counterpart + 1;
       }
       if (beginsRole(now.roles, at)) chips.push(make("span", { className: "role" }, now.roles[at]));
-      const was = before && before.tokens[counterpart] !== token ? [make("s", {}, before.tokens[counterpart] ?? "new")] : [];
+      const was = before && before.tokens[counterpart] !== token ? [make("s", {}, before.labels[counterpart] ?? "new")] : [];
       if (was.length && counterpart < 0) was[0] = make("small", {}, "new");
-      chips.push(make("button", { type: "button", "data-at": at, className: was.length ? "changed" : "", onclick: () => this.pick(at) }, make("span", {}, token), ...was));
+      chips.push(make("button", { type: "button", "data-at": at, className: was.length ? "changed" : "", onclick: () => this.pick(at) }, make("span", {}, now.labels[at]), ...was));
     });
-    if (before) for (; next < before.tokens.length; next++) chips.push(this.gone(before.tokens[next]));
+    if (before) for (; next < before.tokens.length; next++) chips.push(this.gone(before, next));
     this.tokens.replaceChildren(...chips);
     this.colour();
     this.close();
   }
 
-  gone(token) {
-    return make("button", { type: "button", className: "gone", disabled: true, title: "deleted" }, make("s", {}, token));
+  gone({ labels, tokens }, at) {
+    return make("button", { type: "button", className: "gone", disabled: true, title: `deleted: ${tokens[at]}` }, make("s", {}, labels[at]));
   }
 
   // Colours tokens by scores on a diverging scale; without scores, not at all. `first` is what the first position of a causal model
@@ -77,7 +77,8 @@ class TextView {
       const channels = value === undefined ? undefined : colours(0.5 + 0.33 * Math.max(-1, Math.min(1, value / largest)));
       chip.style.background = channels ? `rgb(${channels})` : "";
       chip.style.color = channels ? readableOn(channels) : "";
-      chip.title = value === undefined ? "" : `adds ${formatNumber(value, true)}`;
+      const token = this.now.tokens[chip.dataset.at];
+      chip.title = value === undefined ? token : `${token} adds ${formatNumber(value, true)}`;
     };
     for (const chip of this.tokens.querySelectorAll("[data-at]")) paint(chip, known ? this.scores[chip.dataset.at] : undefined);
     this.tokens.querySelector(".position")?.remove();
