@@ -605,3 +605,5 @@ CASES = [
     ({name.replace("awi", "awo"): value for name, value in AER.items()}, [f"Alignment with output: {ALIGNED}"]),
     ({"attn_n/awo/best_layer/aer": 0.3}, []),
 ]
+
+EFFECTS = [(AER, {}, 0.1)]

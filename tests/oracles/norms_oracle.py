@@ -607,6 +607,11 @@ CASES = [
     ),
 ]
 
+EFFECTS = [
+    (NORMS, {}, 0.23),  # 25% of the weight, 2% of the norms
+    (NORMS | {"alpha_f/cls": 2.0}, {}, 0.15),  # 40% of the norms
+]
+
 CLAIMS = {
     r"receive (\S+) of the attention weight but contribute only (\S+) of": lambda weight, norm: norm < weight,
     r"Norms overstate .* have (\S+) of Σ‖αf\(x\)‖, but (\S+) of": lambda norm, share: share < norm,

@@ -407,7 +407,7 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
                 f"{brief_share(vectors, weights)} and attention weights of {brief_share(weights, vectors)}, "
                 f"each in its best layer; averaged over layers, {means[0]} and {means[1]}."
             )
-            sentences.append(Sentence(text, figure="by_layer", table="aer"))
+            sentences.append(Sentence(text, figure="by_layer", table="aer", effect=weights - vectors))
     others = [
         f"{brief_share(value)} by {METHOD.titles.get(name, name)}"
         for name, value in by_axes("<aligner>/aer", metrics).items()

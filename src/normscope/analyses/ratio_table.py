@@ -19,7 +19,7 @@ from normscope.results.figures import Heatmaps, Lines
 from normscope.results.parts import tidy_sequences
 from normscope.statistics.accumulator import Accumulator, accumulation_device
 from normscope.statistics.grouped import GroupedMoments
-from normscope.statistics.intervals import FEWEST, Sample, mean_test
+from normscope.statistics.intervals import FEWEST, Interval, Sample, mean_test
 from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.mean import Mean
 from normscope.statistics.tidy import tidy
@@ -104,6 +104,24 @@ class RatioTable:
             if method in methods:
                 columns[f"{method}/{name}"] = means.mean[:, place].numpy()
         return tidy_sequences(pd.DataFrame(columns))
+
+    @property
+    def number(self) -> int:
+        """Number of sequences whose means are kept."""
+        return len(self.sequences.compute().count)
+
+    def difference(self, one: str, other: str) -> Interval:
+        """The mean ratio by one method less that by another, over all tokens and layers, with its interval over sequences.
+
+        Differences are those of each sequence, which has both ratios. Without a valid interval, its ends are NaN.
+        """
+        means, table = self.sequences.compute(), self.compute()
+        table = table[table["category"] == ALL].groupby("method")["mean"].mean()
+        first, second = (self._methods.index(method) for method in (one, other))
+        terms = means.count.double()
+        below, above = _margins(((means.mean[:, first] - means.mean[:, second]) * terms).numpy(), terms.numpy())
+        mean = float(table[one] - table[other])
+        return Interval(mean, mean - below, mean + above)
 
     def by_category(self) -> pd.DataFrame:
         """The last method's mean over all tokens and layers, by reported category, with its interval over sequences.

@@ -36,7 +36,8 @@ from normscope.results.figures import Figure, Lines, WordMaps
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, metrics_of
-from normscope.rounding import begun, brief, compared, counted, differ, enumeration, number
+from normscope.rounding import begun, between, brief, compared, counted, differ, enumeration, number
+from normscope.statistics.intervals import Interval, interval_over_texts
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.keyed_means import KeyedMeans, KeyedSummary
 from normscope.statistics.mean import Mean, MeanSummary
@@ -168,7 +169,13 @@ class SimilarityAnalysis(Analysis):
         return Result(
             tables=tables,
             metrics=metrics,
-            sentences=sentences_of(metrics, most, self._drawn, maps=self._maps_wanted),
+            sentences=sentences_of(
+                metrics,
+                most,
+                self._drawn,
+                {name: interval_over_texts(values.to_numpy()) for name, values in parts.items()},
+                maps=self._maps_wanted,
+            ),
             figures=describe_figures(cells, pairs, parts, self._drawn, cosine),
             summaries={self.info.name: Summary(summary, digits=3, caption=caption)},
         )
@@ -492,6 +499,7 @@ def sentences_of(
     metrics: Mapping[str, float],
     friends: Sequence[str] = (),
     drawn: Mapping[int, DrawnPair] = MappingProxyType({}),
+    added: Mapping[str, Interval] = MappingProxyType({}),
     *,
     maps: bool = True,
 ) -> list[Sentence]:
@@ -501,10 +509,11 @@ def sentences_of(
         metrics: Numbers by name; missing ones are skipped.
         friends: The words that add most to pairs with low gold scores, the largest first.
         drawn: Pairs that are drawn, by their rows.
+        added: What each category adds to the cosine, with its interval over pairs.
         maps: Whether there is a table of pairs of categories.
     """
     # The pair, or the first query, is what one asks about; among many pairs, one is an example.
-    example, of_all = list(map(_similar, list(drawn.items())[:1])), _made_of(metrics, maps=maps)
+    example, of_all = list(map(_similar, list(drawn.items())[:1])), _made_of(metrics, added, maps=maps)
     is_one = metrics.get("pairs", 1) <= 1 or any(pair.document for pair in drawn.values())
     return [*(example + of_all if is_one else of_all + example), *_beside_gold(metrics, friends)]
 
@@ -519,10 +528,11 @@ def _similar(drawn: tuple[int, DrawnPair]) -> Sentence:
         + (f"the pairs of words that add most are {most}." if most else "no pair of words adds to it."),
         figure=f"pair_{row}",
         table="pairs",
+        effect=max((value for *_, value in strongest), default=0.0),
     )
 
 
-def _made_of(metrics: Mapping[str, float], *, maps: bool) -> list[Sentence]:
+def _made_of(metrics: Mapping[str, float], added: Mapping[str, Interval], *, maps: bool) -> list[Sentence]:
     """How much of the mean cosine is constant, and which categories add most."""
     pairs, cosine, with_bias = (metrics.get(name) for name in ("pairs", "cosine", "with_bias"))
     if pairs is None or cosine is None or with_bias is None:
@@ -530,11 +540,14 @@ def _made_of(metrics: Mapping[str, float], *, maps: bool) -> list[Sentence]:
     whole, tokens_alone, biases = compared(brief, cosine, abs(cosine - with_bias), abs(with_bias))
     parts = by_axes("category/<category>", metrics)
     parts.pop(BIAS, None)
-    largest, most = max(parts.values(), default=0.0), ""
+    largest, most, interval = max(parts.values(), default=0.0), "", None
     if len(parts) > 1 and largest > 0:
         first = [category for category, value in parts.items() if value == largest or not differ(value, largest)]
         name = enumeration(["ordinary" if category == "other" else category_name(category) for category in first])
-        amount = brief(largest) if len(first) == 1 else f"about {brief(largest)} each"
+        amount = f"about {brief(largest)} each"
+        if len(first) == 1:
+            interval = added[first[0]].ends if first[0] in added else None
+            amount = f"{brief(largest)}{between(*interval) if interval else ''}"
         most = f" {begun(name)} tokens add most to it: {amount}."
     return [
         Sentence(
@@ -544,6 +557,7 @@ def _made_of(metrics: Mapping[str, float], *, maps: bool) -> list[Sentence]:
             figure="by_category" if maps else "",
             table="by_category" if maps else "pairs",
             effect=largest,
+            interval=interval,
         )
     ]
 

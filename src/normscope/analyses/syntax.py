@@ -31,8 +31,9 @@ from normscope.results.figures import Dots, Figure, Heatmaps
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.rounding import brief_share, compared, counted, percentage
+from normscope.rounding import brief_share, compared, counted, in_points, percentage
 from normscope.statistics.counts import Counts
+from normscope.statistics.intervals import Interval
 from normscope.statistics.share_moments import ShareMoments
 from normscope.statistics.tidy import tidy
 
@@ -165,7 +166,7 @@ class SyntaxAnalysis(Analysis):
         return Result(
             tables=tables,
             metrics=metrics,
-            sentences=sentences_of(metrics),
+            sentences=sentences_of(metrics, _gain_of_vectors(pooled), int(self._arcs.compute()[0, 2, :, 0].sum())),
             curves=rolled.curves,
             figures=describe_figures(heads, pooled, relations),
             summaries={
@@ -461,15 +462,32 @@ def describe_figures(heads: pd.DataFrame, pooled: pd.DataFrame, relations: Seque
     }
 
 
+def _apart(weights: Mapping[str, float], vectors: Mapping[str, float]) -> Interval:
+    """What vectors add to the accuracy of weights, from the smallest to the largest difference that both intervals allow."""
+    return Interval(
+        vectors["accuracy"] - weights["accuracy"], vectors["low"] - weights["high"], vectors["high"] - weights["low"]
+    )
+
+
+def _gain_of_vectors(pooled: pd.DataFrame) -> Interval | None:
+    """What vectors add over all relations, special tokens excluded; None if all arcs are punctuation's."""
+    rows = pooled[(pooled["relation"] == ALL) & (pooled["candidates"] == WORDS)].set_index("measure")
+    if not {*HEAD_MEASURES} <= {*rows.index}:
+        return None
+    return _apart(
+        *(rows.loc[measure, ["accuracy", "low", "high"]].astype(float).to_dict() for measure in HEAD_MEASURES)
+    )
+
+
 def _gain_figure(pooled: pd.DataFrame, relations: Sequence[str]) -> Figure:
     held_out = pooled.set_index(["relation", "candidates", "measure"]).to_dict("index")
     rows = []
     for candidates, relation in itertools.product(SPECIAL, relations):
-        weights, vectors = (held_out[relation, candidates, measure] for measure in ("attn_w", "attn_n"))
-        ends = (("gain", "accuracy", "accuracy"), ("low", "low", "high"), ("high", "high", "low"))
+        weights, vectors = (held_out[relation, candidates, measure] for measure in HEAD_MEASURES)
+        gain, low, high = (100 * value for value in _apart(weights, vectors))
         rows.append(
             {"candidates": candidates, "relation": f"{relation} ({int(weights['count']):,})"}
-            | {name: 100 * (vectors[end] - weights[other]) for name, end, other in ends}
+            | {"gain": gain, "low": low, "high": high}
         )
     return Dots(
         table=pd.DataFrame(rows),
@@ -518,20 +536,29 @@ def _relations_figure(heads: pd.DataFrame, relations: Sequence[str]) -> Figure:
     )
 
 
-def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
-    """The best single head, by weights and by vectors."""
+def sentences_of(metrics: Mapping[str, float], gain: Interval | None = None, sentences_read: int = 0) -> list[Sentence]:
+    """The best single head, by weights and by vectors.
+
+    Args:
+        metrics: Numbers by name; missing ones are skipped.
+        gain: What vectors add over all relations, special tokens excluded, with its interval over sentences.
+        sentences_read: The number of these.
+    """
     sentences: list[Sentence] = []
     weights, vectors = (metrics.get(f"{measure}/best/all") for measure in ("attn_w", "attn_n"))
     baseline = metrics.get("right_branching/all")
     if weights is not None and vectors is not None and baseline is not None:
         found = compared(brief_share, weights, vectors, baseline)
+        beside = "" if gain is None else in_points(*gain, sentences_read)
         sentences.append(
             Sentence(
                 f"The best head by weights finds {found[0]} of the arcs and the best head by vector norms "
-                f"{found[1]}, each on the half of the corpus not used to select it; always choosing the next word "
+                f"{found[1]}{beside}, each on the half of the corpus not used to select it; always choosing the next word "
                 f"finds {found[2]}.",
                 figure="gain",
                 table="best",
+                effect=vectors - weights,
+                interval=None if gain is None else gain.ends,
             )
         )
     gains = [metrics[name] for name in ("gain/with_sinks", "gain/sinks_masked") if name in metrics]
