@@ -11,7 +11,7 @@ from normscope.data.token_sequence import fingerprint
 from normscope.results.result import Result
 from tests.oracles import words
 from tests.oracles.activations import Sequence_
-from tests.oracles.comparison import Expected, Picture, assert_expected, cloud, said, spearman, spoken, table
+from tests.oracles.comparison import Expected, Picture, assert_expected, cloud, percent, said, spearman, spoken, table
 from tests.oracles.specimens import CHOICES, Specimen, made, reported
 from tests.oracles.words import WordSequence
 
@@ -68,7 +68,9 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         },
         metrics=metrics,
         curves=curves | {"expansion": rates["rate"].to_dict()},
-        figures=_figures(by_layer, by_head, pairs) | _figures_of_dispersion(dispersion["f"], singular, options),
+        figures=_shares_figure(by_layer, present)
+        | _figures(by_layer, by_head, pairs)
+        | _figures_of_dispersion(dispersion["f"], singular, options),
         summary=_summary_of_dispersion(dispersion)
         if options.opens_with is NormsOpening.dispersion
         else _summary(by_layer, correlation, present, _share_of_bias(specimen, layers)),
@@ -327,6 +329,28 @@ def _summary_of_dispersion(dispersion) -> pd.DataFrame:
         rows[f"{norm}, average"] = spread[["mean", "std", "cv"]].mean()
     titles = {"mean": "μ", "std": "σ", "cv": "CV", "max": "max", "min": "min"}
     return pd.DataFrame(rows).T[list(titles)].rename(columns=titles)
+
+
+def _shares_figure(by_layer, present: Sequence[str]) -> dict[str, Picture]:
+    """Each category's part of what all tokens have: rows have their numbers in their names."""
+    means = by_layer.groupby(["category", "measure"], sort=False)["sequence_mean"].mean().unstack()
+    if "all" not in means.index:
+        return {}
+    shares = means.assign(alpha_f=means["alpha_f"] / means.loc["all", "alpha_f"]).drop(columns="f")
+    titles = {"alpha": "of the weight α", "alpha_f": "of Σ‖αf(x)‖"}
+    if means.loc["all", "share"] >= 0.05:
+        titles["share"] = "along the output"
+        shares["share"] = means["share"] / means.loc["all", "share"]
+    rows = {
+        category: f"{spoken(category)}: {', '.join(percent(row[measure]) for measure in titles)}"
+        for category, row in shares.loc[[each for each in present if each != "all"]].iterrows()
+    }
+    drawn = {
+        (titles[measure], rows[category]): 100 * shares.loc[category, measure]
+        for category in rows
+        for measure in titles
+    }
+    return {"shares": Picture(drawn, {"order": list(dict.fromkeys(rows.values()))})}
 
 
 def _figures(by_layer, by_head, pairs) -> dict[str, Picture]:

@@ -444,8 +444,8 @@ def _ranking(ranking: pd.DataFrame, quantity: str, erasure: Erasure) -> Dots:
         value_label=f"AOPC: drop in {FALLING.get(quantity, quantity)}, minus random",
         caption=(
             f"How much further {QUANTITIES[quantity]} falls when the highest-scoring tokens are {erased} than when random "
-            f"tokens are (AOPC), with 95% intervals over sequences. {_how_many(above, len(rows))} "
-            f"detectably better than random.{_lead(rows)}"
+            f"tokens are (AOPC), with 95% intervals over {counted(rows['count'].max(), 'sequence')}. "
+            f"{_how_many(above, len(rows))} detectably better than random.{_lead(rows)}"
         ),
     )
 

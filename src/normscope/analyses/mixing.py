@@ -86,7 +86,7 @@ class MixingAnalysis(Analysis):
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics, self._beside_weights(), self._ratios.number),
             curves=rolled.curves,
-            figures=_figures(shown, overall, counted["shares"]),
+            figures=_figures(shown, overall, counted["shares"], rolled.metrics),
             summaries={self.info.name: Summary(summary, digits=1, caption=caption_by_category(title, summary))},
         )
 
@@ -104,14 +104,18 @@ class MixingAnalysis(Analysis):
                 )
 
 
-def _figures(shown: pd.DataFrame, overall: pd.DataFrame, shares: pd.DataFrame) -> dict[str, Heatmaps | Lines]:
+def _figures(
+    shown: pd.DataFrame, overall: pd.DataFrame, shares: pd.DataFrame, metrics: Mapping[str, float]
+) -> dict[str, Heatmaps | Lines]:
+    whole = _whole([name.removesuffix("/mean") for name in metrics])
+    ends = "" if whole is None else f" Single tokens of single layers range from {_range(whole, metrics)}."
     return {
         "heatmap": ratio_maps(
             shown,
             METHODS,
             "Mean mixing ratio by layer (deepest at the top) and token category: the norm of what a token takes from the "
             "others, divided by the sum of this norm and that of what it preserves of itself. The titles say what each method "
-            "takes into account. Below 50%, tokens preserve more than they take.",
+            f"takes into account. Below 50%, tokens preserve more than they take.{ends}",
         ),
         "by_layer": ratio_lines(
             overall,
@@ -182,9 +186,8 @@ def sentences_of(
         text = f"By attention weights alone, the mean mixing ratio is {brief_share(by_weights)}."
         return [Sentence(text, figure="by_layer", table="by_layer")]
     # Numbers of one sentence are written with enough digits to show which is larger (`compared`).
-    mean, low, high = (metrics[f"{method}/{name}"] for name in ("mean", "min", "max"))
+    mean = metrics[f"{method}/mean"]
     written, half, suggested = compared(brief_share, mean, _HALF, mean if by_weights is None else by_weights)
-    lowest, highest = compared(brief_share, low, high)
     suggestion, interval = "", None
     if by_weights is not None:
         suggestion = f"; attention weights alone suggest {suggested}"
@@ -207,13 +210,18 @@ def sentences_of(
             interval=interval,
         ),
         Sentence(
-            f"The mixing ratio, which includes {_INCLUDED[method]}, ranges from {lowest} to {highest} over "
+            f"The mixing ratio, which includes {_INCLUDED[method]}, ranges from {_range(method, metrics)} over "
             "tokens and layers.",
             figure="heatmap",
             table="by_layer",
         ),
         *_sentence_of_shares(method, metrics, others),
     ]
+
+
+def _range(method: str, metrics: Mapping[str, float]) -> str:
+    """The smallest and the largest ratio of any token in any layer."""
+    return " to ".join(compared(brief_share, metrics[f"{method}/min"], metrics[f"{method}/max"]))
 
 
 def _sentence_of_shares(method: str, metrics: Mapping[str, float], others: str) -> list[Sentence]:

@@ -29,11 +29,11 @@ from normscope.maths.tensors import lengthened
 from normscope.models.blocks.block import NOT_LINEAR, AttentionBlock
 from normscope.models.facts import ModelFacts
 from normscope.results.codes import category_name
-from normscope.results.figures import Figure, Heatmaps, Lines, Scatter
+from normscope.results.figures import Dots, Figure, Heatmaps, Lines, Scatter
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
-from normscope.rounding import VISIBLE, begun, brief, brief_share, compared, estimate, shares_differ
+from normscope.rounding import VISIBLE, begun, brief, brief_share, compared, estimate, percentage, shares_differ
 from normscope.statistics.accumulator import EmptyAccumulatorError, accumulation_device
 from normscope.statistics.counts import Counts
 from normscope.statistics.grouped import GroupedMoments
@@ -198,7 +198,10 @@ class NormsAnalysis(Analysis):
         metrics = {**rolled.metrics, **self._with_equal_weights(), **_mean_rates(expansion)}
         curves = rolled.curves if expansion is None else {**rolled.curves, "expansion": expansion["rate"]}
         drawn = dispersion.drawn_heads(maps, self.options.singular_value_heads, self.options.seed)
-        figures = describe_figures(by_layer, by_head, self._sampled()), dispersion.figures(spread, drawn)
+        figures = (
+            describe_figures(by_layer, by_head, self._sampled(), rolled.metrics),
+            dispersion.figures(spread, drawn, metrics),
+        )
         overall = correlation[correlation["layer"] == 0].set_index("category")
         bounds = {str(category): bound for category, bound in overall["error_bound"].items()}
         summary = dispersion.summary(spread, of_inputs)
@@ -363,24 +366,79 @@ def _summary(by_layer: pd.DataFrame, correlation: pd.DataFrame, *, has_output_bi
     )
 
 
-def describe_figures(by_layer: pd.DataFrame, by_head: pd.DataFrame, sample: pd.DataFrame) -> dict[str, Figure]:
-    """Figures 3, 4 (and 10 to 12) and 5 of the paper.
+def describe_figures(
+    by_layer: pd.DataFrame, by_head: pd.DataFrame, sample: pd.DataFrame, metrics: Mapping[str, float]
+) -> dict[str, Figure]:
+    """Shares of weight, norm and output by category; then figures 3, 4 (and 10 to 12) and 5 of the paper.
 
     Args:
         sample: Pairs of a query and a visible key.
+        metrics: Numbers by name.
     """
     reported = list(dict.fromkeys(by_head["category"]))
     categories = [category for category in reported if category != ALL] or reported
     points = sample.assign(category=ALL) if categories == [ALL] else sample
-    return {
+    shares = _shares(metrics)
+    drawn: dict[str, Figure] = {"shares": _shares_figure(shares)} if shares else {}
+    return drawn | {
         "by_layer": _by_layer_figure(_rows_of(categories, by_layer)),
         "by_head": _by_head_figure(_rows_of(categories, by_head)),
-        "scatter": _scatter_figure(_rows_of(categories, points), categories),
+        "scatter": _scatter_figure(_rows_of(categories, points), categories, metrics),
     }
 
 
 def _rows_of(categories: Sequence[str], table: pd.DataFrame) -> pd.DataFrame:
     return table[table["category"].isin(categories)]
+
+
+_OF_SHARES = {"alpha": "of the weight α", "alpha_f": "of Σ‖αf(x)‖", "share": "along the output"}
+"""What all tokens together have 100% of, by measure."""
+
+
+def _shares(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """The share of each category in what all tokens have, by measure; nothing unless all tokens are reported.
+
+    Along the output, b_O has a share as well; where tokens have next to nothing of it, theirs say nothing.
+    """
+    by_measure = {measure: by_axes(f"{measure}/<category>", metrics) for measure in _OF_SHARES}
+    of_all = {measure: values.get(ALL, 0.0) for measure, values in by_measure.items()} | {"alpha": 1.0}
+    if not of_all["alpha_f"]:
+        return {}
+    if of_all["share"] < _LEAST_OF_TOKENS:
+        del by_measure["share"]
+    shares = {}
+    for category in by_measure["alpha"]:
+        if category != ALL:
+            shares[category] = {measure: values[category] / of_all[measure] for measure, values in by_measure.items()}
+    return shares
+
+
+def _shares_figure(shares: Mapping[str, Mapping[str, float]]) -> Dots:
+    """A row for each category, which has its numbers in its name."""
+    rows = [
+        {"category": category, "measure": measure, "share": 100 * share}
+        for category, of_category in shares.items()
+        for measure, share in of_category.items()
+    ]
+    measures = [*dict.fromkeys(measure for of_category in shares.values() for measure in of_category)]
+    return Dots(
+        table=pd.DataFrame(rows),
+        row="category",
+        value="share",
+        panel="measure",
+        panel_titles={measure: _OF_SHARES[measure] for measure in measures},
+        row_titles={
+            category: f"{category_name(category)}: {', '.join(percentage(share) for share in of_category.values())}"
+            for category, of_category in shares.items()
+        },
+        value_label="share (%)",
+        caption=(
+            "The share of each token category in the attention weight α, in the norms ‖αf(x)‖ of what heads contribute, and, "
+            "unless biases make up nearly all of it, in what comes from all tokens along the output vectors (below 0, they "
+            "point against it), averaged over queries, heads and layers. The numbers of each row are in its name. A category "
+            "with much of the weight but little of the norms receives attention and contributes little."
+        ),
+    )
 
 
 def _by_layer_figure(table: pd.DataFrame) -> Lines:
@@ -416,7 +474,12 @@ def _by_head_figure(table: pd.DataFrame) -> Heatmaps:
     )
 
 
-def _scatter_figure(table: pd.DataFrame, categories: Sequence[str]) -> Scatter:
+def _scatter_figure(table: pd.DataFrame, categories: Sequence[str], metrics: Mapping[str, float]) -> Scatter:
+    rho, lengths = metrics.get("spearman/all"), [metrics.get(name) for name in ("alpha_f/all", "f/uniform")]
+    numbers = "" if rho is None else f" Over the pairs of all texts, Spearman's ρ is {brief(rho, signed=True)}."
+    if None not in lengths:
+        weighted, alike = compared(brief, *(length for length in lengths if length is not None))
+        numbers += f" The mean ‖f(x)‖ of a query's keys is {weighted} weighted by α, and {alike} with equal weights."
     counted = ""
     if table["category"].value_counts().nunique() > 1:  # panels of the same size have no number in their titles
         counted = " (n: number of pairs)"
@@ -433,7 +496,7 @@ def _scatter_figure(table: pd.DataFrame, categories: Sequence[str]) -> Scatter:
         caption=(
             "Weight against vector norm by category of the key, for a uniform sample of each category's visible query–key "
             f"pairs of all layers and heads{counted}. Where the cloud falls to the right, large weights go to short vectors. "
-            "The axes leave out at most 1% of each category's points at either end."
+            f"The axes leave out at most 1% of each category's points at either end.{numbers}"
         ),
     )
 
@@ -500,7 +563,7 @@ def _of_category(category: str, weight: float, norm: float) -> Sentence:
         f"The {category_name(category)} tokens receive {received} of the attention weight "
         f"{'but contribute only' if little else 'and contribute'} {contributed} of Σ‖αf(x)‖."
     )
-    return Sentence(text, figure="by_layer", table="by_layer", surprising=little, effect=abs(weight - norm))
+    return Sentence(text, figure="shares", table="by_layer", surprising=little, effect=weight - norm)
 
 
 def _norm_and_share(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -528,7 +591,7 @@ def _norm_and_share(metrics: Mapping[str, float]) -> list[Sentence]:
         f"Norms {stated} what {category_name(category)} tokens contribute: these have {norm} of Σ‖αf(x)‖, but {along} of what "
         "comes from all tokens along the output vectors, where contributions add up."
     )
-    return [Sentence(text, figure="by_layer", table="by_layer", surprising=True)]
+    return [Sentence(text, figure="shares", table="by_layer", surprising=True)]
 
 
 def _shorter(metrics: Mapping[str, float], bound: float) -> list[Sentence]:

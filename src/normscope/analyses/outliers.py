@@ -80,7 +80,7 @@ class OutliersAnalysis(Analysis):
         }
         chosen = {"dimensions": dimensions[dimensions["dimension"].isin(outliers)]}
         rolled = roll_up(self.info.declared, tables | chosen)
-        metrics = rolled.metrics | shares_of_length(summary.mean[:, -1].numpy(), outliers)
+        metrics = {**rolled.metrics} | shares_of_length(summary.mean[:, -1].numpy(), outliers)
         return Result(
             tables=tables,
             metrics=metrics,

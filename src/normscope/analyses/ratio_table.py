@@ -115,12 +115,12 @@ class RatioTable:
 
         Differences are those of each sequence, which has both ratios. Without a valid interval, its ends are NaN.
         """
-        means, table = self.sequences.compute(), self.compute()
-        table = table[table["category"] == ALL].groupby("method")["mean"].mean()
+        means, overall = self.sequences.compute(), overall_rows(self.compute())
+        ratios = overall.groupby("method")["mean"].mean().to_dict()
         first, second = (self._methods.index(method) for method in (one, other))
         terms = means.count.double()
         below, above = _margins(((means.mean[:, first] - means.mean[:, second]) * terms).numpy(), terms.numpy())
-        mean = float(table[one] - table[other])
+        mean = ratios[one] - ratios[other]
         return Interval(mean, mean - below, mean + above)
 
     def by_category(self) -> pd.DataFrame:

@@ -173,10 +173,10 @@ class SimilarityAnalysis(Analysis):
                 metrics,
                 most,
                 self._drawn,
-                {name: interval_over_texts(values.to_numpy()) for name, values in parts.items()},
+                {str(name): interval_over_texts(values.to_numpy()) for name, values in parts.items()},
                 maps=self._maps_wanted,
             ),
-            figures=describe_figures(cells, pairs, parts, self._drawn, cosine),
+            figures=describe_figures(cells, pairs, parts, self._drawn, metrics),
             summaries={self.info.name: Summary(summary, digits=3, caption=caption)},
         )
 
@@ -422,7 +422,11 @@ def gold_correlation(pairs: pd.DataFrame, parts: pd.DataFrame) -> dict[str, floa
 
 
 def describe_figures(
-    table: pd.DataFrame | None, pairs: pd.DataFrame, parts: pd.DataFrame, drawn: Mapping[int, DrawnPair], cosine: float
+    table: pd.DataFrame | None,
+    pairs: pd.DataFrame,
+    parts: pd.DataFrame,
+    drawn: Mapping[int, DrawnPair],
+    metrics: Mapping[str, float],
 ) -> dict[str, Figure]:
     """Pairs of categories, what each category adds to dissimilar and similar pairs, and single pairs.
 
@@ -431,9 +435,9 @@ def describe_figures(
         pairs: See `pair_table`.
         parts: What each category adds to the cosine of each of these pairs.
         drawn: Single pairs, by their rows.
-        cosine: The mean cosine.
+        metrics: Numbers by name.
     """
-    figures: dict[str, Figure] = {} if table is None else {"by_category": _cells(table, len(pairs), cosine)}
+    figures: dict[str, Figure] = {} if table is None else {"by_category": _cells(table, len(pairs), metrics)}
     groups = by_similarity(pairs, parts)
     if groups["cosine"].nunique() == groups["group"].nunique() > 1:
         figures["by_similarity"] = Lines(
@@ -464,7 +468,12 @@ def by_similarity(pairs: pd.DataFrame, parts: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _cells(table: pd.DataFrame, pairs: int, cosine: float) -> WordMaps:
+def _cells(table: pd.DataFrame, pairs: int, metrics: Mapping[str, float]) -> WordMaps:
+    cosine, with_bias = metrics["cosine"], metrics["with_bias"]
+    of_categories = by_axes("category/<category>", metrics)
+    of_categories.pop(BIAS, None)
+    _, others, biases = compared(brief, cosine, cosine - with_bias, with_bias)
+    halves = enumeration([f"{category_name(name)} {brief(value)}" for name, value in of_categories.items()])
     order = list(dict.fromkeys([*table["category_a"], *table["category_b"]]))
     order.sort(key=BIAS.__eq__)  # the biases come last
     numbers = {category: position for position, category in enumerate(order)}
@@ -490,7 +499,9 @@ def _cells(table: pd.DataFrame, pairs: int, cosine: float) -> WordMaps:
         caption=(
             f"What pairs of tokens add to the mean cosine similarity of {counted(pairs, 'pair')} of texts, by the category of "
             "the token in the first text (rows) and in the second (columns). Over all categories, the cells add up to "
-            f"{number(cosine)}: orange raises it, purple lowers it. The biases belong to no token."
+            f"{number(cosine)}: orange raises it, purple lowers it. The biases belong to no token: pairs with them add "
+            f"{biases}, all others {others}. If each token has half of what its pairs add, the "
+            f"categories add up to: {halves}."
         ),
     )
 

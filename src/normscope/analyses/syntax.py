@@ -168,7 +168,7 @@ class SyntaxAnalysis(Analysis):
             metrics=metrics,
             sentences=sentences_of(metrics, _gain_of_vectors(pooled), int(self._arcs.compute()[0, 2, :, 0].sum())),
             curves=rolled.curves,
-            figures=describe_figures(heads, pooled, relations),
+            figures=describe_figures(heads, pooled, relations, metrics),
             summaries={
                 self.info.name: Summary(
                     self._summary(metrics),
@@ -444,20 +444,23 @@ def _with_both(counts: np.ndarray, axis: int) -> np.ndarray:
 _HEAD_COLUMNS = list(SYNTAX.declared.tables["heads"].columns)
 
 
-def describe_figures(heads: pd.DataFrame, pooled: pd.DataFrame, relations: Sequence[str]) -> dict[str, Figure]:
+def describe_figures(
+    heads: pd.DataFrame, pooled: pd.DataFrame, relations: Sequence[str], metrics: Mapping[str, float]
+) -> dict[str, Figure]:
     """All figures.
 
     Args:
         heads: The table `heads`.
         pooled: Held-out accuracy of the best head by measure, relation and candidates, with its interval.
         relations: All relations but their union.
+        metrics: Numbers by name.
     """
     counts = pooled[pooled["measure"] == "attn_w"].groupby("relation")["count"].max()
     shown = [relation for relation in relations if relation in counts.index]
     shown = sorted(shown, key=lambda relation: (-int(counts[relation]), relation))[:_MOST_RELATIONS]
     shown = [*(["all"] if "all" in counts.index else []), *shown]  # missing if all arcs are punctuation's
     return {
-        "gain": _gain_figure(pooled, shown),
+        "gain": _gain_figure(pooled, shown, _accuracies(metrics)),
         "relations": _relations_figure(heads, shown),
     }
 
@@ -479,7 +482,19 @@ def _gain_of_vectors(pooled: pd.DataFrame) -> Interval | None:
     )
 
 
-def _gain_figure(pooled: pd.DataFrame, relations: Sequence[str]) -> Figure:
+def _accuracies(metrics: Mapping[str, float]) -> str:
+    """What the best heads find over all relations, beside the next word; nothing if that is not known."""
+    known = [metrics.get(name) for name in ("attn_w/best/all", "attn_n/best/all", "right_branching/all")]
+    if None in known:
+        return ""
+    weights, vectors, following = compared(brief_share, *(value for value in known if value is not None))
+    return (
+        f" Over all relations, special tokens excluded, weights find {weights} of the arcs, vectors {vectors}, and always the "
+        f"next word {following}."
+    )
+
+
+def _gain_figure(pooled: pd.DataFrame, relations: Sequence[str], accuracies: str) -> Figure:
     held_out = pooled.set_index(["relation", "candidates", "measure"]).to_dict("index")
     rows = []
     for candidates, relation in itertools.product(SPECIAL, relations):
@@ -502,7 +517,7 @@ def _gain_figure(pooled: pd.DataFrame, relations: Sequence[str]) -> Figure:
             "head by α, by relation (number of arcs), on the half of the corpus not used to select the heads. Lines run from "
             "the smallest to the largest gain that the 95% intervals of the two accuracies, over sentences, allow: where a "
             "line does not cross zero, the gain is detectable. If the gain vanishes when special tokens are excluded, norms "
-            "merely discount these tokens."
+            f"merely discount these tokens.{accuracies}"
         ),
     )
 
