@@ -23,9 +23,10 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame | None, setting: Se
     """
     layers = rates[rates["head"] == 0].assign(percent=rates["aer"] * 100)
     heads = rates[rates["head"] > 0].assign(percent=rates["aer"] * 100)
+    by_map = layers.groupby(["setting", "method"], sort=False)["aer"].mean().reset_index()
     means = [
         f"{percentage(rate)} by {_METHODS[method].partition(': ')[2]}, {_SETTINGS[setting]}"
-        for (setting, method), rate in layers.groupby(["setting", "method"], sort=False)["aer"].mean().items()
+        for setting, method, rate in by_map.itertuples(index=False)
     ]
     figures: dict[str, Figure] = {
         "by_layer": Heatmaps(

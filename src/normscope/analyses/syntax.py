@@ -6,7 +6,7 @@ half of the treebank and scored on the other.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -465,7 +465,7 @@ def describe_figures(
     }
 
 
-def _apart(weights: Mapping[str, float], vectors: Mapping[str, float]) -> Interval:
+def _apart(weights: Mapping[Hashable, float], vectors: Mapping[Hashable, float]) -> Interval:
     """What vectors add to the accuracy of weights, from the smallest to the largest difference that both intervals allow."""
     return Interval(
         vectors["accuracy"] - weights["accuracy"], vectors["low"] - weights["high"], vectors["high"] - weights["low"]
@@ -477,9 +477,8 @@ def _gain_of_vectors(pooled: pd.DataFrame) -> Interval | None:
     rows = pooled[(pooled["relation"] == ALL) & (pooled["candidates"] == WORDS)].set_index("measure")
     if not {*HEAD_MEASURES} <= {*rows.index}:
         return None
-    return _apart(
-        *(rows.loc[measure, ["accuracy", "low", "high"]].astype(float).to_dict() for measure in HEAD_MEASURES)
-    )
+    by_measure = rows[["accuracy", "low", "high"]].astype(float).to_dict("index")
+    return _apart(*(by_measure[measure] for measure in HEAD_MEASURES))
 
 
 def _accuracies(metrics: Mapping[str, float]) -> str:
