@@ -156,7 +156,8 @@ def expected(
         "by_token": table(["token", "token_id"], _tokens(specimen, pairs, matrices, friends)),
     }
     drawn = _drawn(specimen, pairs, values, options)
-    figures = _figures(pairs, matrices, values, parts, shown, drawn)
+    documents = {row: specimen.ranked[row - 1][1] for row in drawn} if specimen.ranked and options.rows is None else {}
+    figures = _figures(pairs, matrices, values, parts, shown, {row: documents.get(row, 0) for row in drawn})
     sentences = _sentences(metrics, friends, parts)
     if options.sums:
         figures = {name: figure for name, figure in figures.items() if name == "by_similarity"}
@@ -379,9 +380,9 @@ def _figures(pairs, matrices, values, parts, shown, drawn) -> dict[str, Picture]
         for group in groups
     }
     figures = {"by_category": Picture(cells), "by_similarity": Picture(lines)}
-    for row in drawn:
+    for row, document in drawn.items():
         (a, b), matrix = pairs[row - 1], matrices[row - 1]
-        title = f"pair {row}: cosine {_digits(values[row - 1])}"
+        title = f"{f'document {document}' if document else f'pair {row}'}: cosine {_digits(values[row - 1])}"
         sides = [[*text.tokens, "bias"] for text in (a, b)]
         figures[f"pair_{row}"] = Picture(
             {

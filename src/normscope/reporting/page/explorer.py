@@ -129,6 +129,7 @@ def pairs_payload(pairs: Iterable[TextPair]) -> list[dict[str, Any]]:
         {
             "title": pair.title,
             "measure": pair.measure,
+            "number": pair.number,
             "tokens_a": list(pair.tokens_a),
             "tokens_b": list(pair.tokens_b),
             "values": [float(f"{value:.5g}") for value in pair.matrix.ravel()],
