@@ -194,7 +194,9 @@ class PairMaps:
             first, second = (side.labels(token) for side in sides)
             title = f"{f'document {document}' if document else f'pair {row}'}: cosine {number(float(value))}"
             drawn[row] = DrawnPair(
-                TextPair(title, first, second, matrix, number=document), document, _strongest((first, second), matrix, *words)
+                TextPair(title, first, second, matrix, number=document),
+                document,
+                _strongest((first, second), matrix, *words),
             )
         return drawn
 

@@ -151,7 +151,8 @@ def similarity(
         A result: `.table` has what each pair of tokens adds, the largest first, with the biases as rows and columns of their
         own; `.metrics` the similarity (`value`) and what pairs of `tokens` and pairs with a bias (`biases`) add. For late
         interaction, `.tables["matches"]` has the token that each token is matched with. If a list was given, tables have a
-        column `number` (from 1), `.tables["ranking"]` the pairs of texts in order, and `.tables["words"]` the second texts' tokens.
+        column `number`, from 1; `.tables["ranking"]` has the pairs of texts in order, and `.tables["words"]` the second texts'
+        tokens.
 
     Examples:
         >>> import normscope
@@ -260,7 +261,9 @@ def _result_of(model: LoadedModel, found: Sequence[_Similarity], *, single: bool
         tables |= {"ranking": ranking, "words": _words(found)}
         figures["ranking"] = _coloured(found, ranking)
     figures |= {
-        "pair" if single else f"pair_{number_}": each.pair("" if single else f"{rank}. ", 0 if single else number_).figure()
+        "pair" if single else f"pair_{number_}": each.pair(
+            "" if single else f"{rank}. ", 0 if single else number_
+        ).figure()
         for rank, number_, each in _ranked(found, ranking)
     }
     texts = [f"{' '.join(each.tokens_a)} | {' '.join(each.tokens_b)}" for each in found]

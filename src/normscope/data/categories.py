@@ -91,7 +91,7 @@ class TokenCategories:
 
     @property
     def impossible(self) -> frozenset[str]:
-        """The categories of every run that no token of the vocabulary is in: many language models have no [CLS] and no [SEP]."""
+        """The categories of every run without a token of the vocabulary: many language models have no [CLS] and no [SEP]."""
         return frozenset(name for number, name in enumerate(CATEGORIES) if not (self.of_token == number).any())
 
     def of_sequence(self, input_ids: np.ndarray, inherited: np.ndarray | None = None) -> np.ndarray:
