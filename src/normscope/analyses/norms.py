@@ -22,6 +22,7 @@ from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.declarations.norms import NORMS, NormsOpening, NormsOptions
 from normscope.analyses.finite import require_finite
 from normscope.analyses.pairs import Pairs
+from normscope.analyses.ratio_table import SEQUENCES, keys_of, margins
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.maths.norms import expansion_rate
@@ -33,10 +34,22 @@ from normscope.results.figures import Dots, Figure, Heatmaps, Lines, Scatter
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
-from normscope.rounding import VISIBLE, begun, brief, brief_share, compared, estimate, percentage, shares_differ
+from normscope.rounding import (
+    VISIBLE,
+    begun,
+    brief,
+    brief_share,
+    compared,
+    estimate,
+    in_points,
+    percentage,
+    shares_differ,
+)
 from normscope.statistics.accumulator import EmptyAccumulatorError, accumulation_device
 from normscope.statistics.counts import Counts
 from normscope.statistics.grouped import GroupedMoments
+from normscope.statistics.intervals import Interval
+from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.mean import Mean
 from normscope.statistics.pair_histogram import Axis
 from normscope.statistics.rank_correlation import RankCorrelation, rounded
@@ -77,6 +90,8 @@ class NormsAnalysis(Analysis):
         self._norms = GroupedMoments(layers, heads, len(self._groups))
         self._inputs = GroupedMoments(layers, 1, 1)
         self._alike = Mean(layers, 1)
+        # By sequence: α and ‖αf(x)‖ by category, means over heads and layers.
+        self._of_sequences = KeyedMeans(1, 2 * len(self._groups), size=SEQUENCES)
         axes = rounded(WEIGHT_AXIS, context.dtype), rounded(NORM_AXIS, context.dtype)
         self._correlation = RankCorrelation(layers, len(context.names), *axes)
         self._queries = Counts(1, 2)  # of the correlation, and of all
@@ -90,6 +105,7 @@ class NormsAnalysis(Analysis):
             "norms": self._norms,
             "inputs": self._inputs,
             "alike": self._alike,
+            "sequences": self._of_sequences,
             "pairs": self._correlation,
             "queries": self._queries,
             **{f"sample_{number}": sample for number, sample in enumerate(self._samples)},
@@ -116,6 +132,8 @@ class NormsAnalysis(Analysis):
         shares = torch.einsum("brk,gbk->rbg", received, members.to(received.dtype))
         sequences = torch.tensor([len(lengths)])
         of_heads = _sums(shares.transpose(0, 1)).unflatten(1, (3, -1))
+        weight, norm, _ = shares.unflatten(0, (3, -1)).mean(dim=1)
+        self._of_sequences.update(keys_of(batch), torch.cat([weight, norm], dim=1), torch.ones_like(lengths))
         self._shares.update(layer, lengthened(of_heads, self.context.heads, 2), sequences)
         self._norms.update(layer, lengthened(norms.transpose(0, 1), self.context.heads, 0), members)
         self._inputs.update(layer, pairs.input_norms[None], pairs.batch.token_mask[None])
@@ -210,7 +228,9 @@ class NormsAnalysis(Analysis):
         return Result(
             tables=tables,
             metrics=metrics,
-            sentences=sentences_of(metrics, self._unseen(by_head, correlation), bounds, self.options.opens_with),
+            sentences=sentences_of(
+                metrics, self._unseen(by_head, correlation), bounds, self.options.opens_with, *self._apart()
+            ),
             curves=curves,
             figures=dict(itertools.chain(*(some.items() for some in _in_order(figures, self.options.opens_with)))),
             summaries={self.info.name: summary},
@@ -228,6 +248,25 @@ class NormsAnalysis(Analysis):
         if expansion is None:
             notes.append(f"{NOT_LINEAR.format('values')}, so W_V has no expansion rate")
         return notes
+
+    def _apart(self) -> tuple[dict[str, Interval], int]:
+        """By category, its share of the weight less that of the norms, with its interval; and the number of sequences.
+
+        The share of the norms is a ratio of means, r = n/N. Over sequences s, it varies as the mean of (n_s − r N_s)/N does.
+        """
+        found = self._of_sequences.compute()
+        counts = found.count.double().numpy()
+        weights, norms = (part.numpy() for part in found.mean.chunk(2, dim=1))
+        means = [np.average(values, axis=0, weights=counts) for values in (weights, norms)]
+        whole = means[1][-1]  # `all` is the last group
+        intervals = {}
+        for place, category in enumerate(self._groups if whole else ()):
+            ratio = means[1][place] / whole
+            linear = weights[:, place] - (norms[:, place] - ratio * norms[:, -1]) / whole
+            below, above = margins(linear * counts, counts)
+            apart = float(means[0][place] - ratio)
+            intervals[category] = Interval(apart, apart - below, apart + above)
+        return intervals, len(counts)
 
     @staticmethod
     def _unseen(by_head: pd.DataFrame, correlation: pd.DataFrame) -> list[str]:
@@ -522,6 +561,8 @@ def sentences_of(
     unseen: Collection[str] = (),
     bounds: Mapping[str, float] = MappingProxyType({}),
     opens_with: NormsOpening = NormsOpening.weights,
+    apart: Mapping[str, Interval] = MappingProxyType({}),
+    sequences: int = 0,
 ) -> list[Sentence]:
     """What special tokens contribute beside their weight, where norms mislead, whether short vectors get the weight; how much
     norms vary.
@@ -532,9 +573,15 @@ def sentences_of(
             said about them.
         bounds: The largest possible error of the rank correlations, by category.
         opens_with: What comes first.
+        apart: By category, its share of the weight less that of the norms, with its interval over sequences.
+        sequences: The number of these.
     """
     seen = {name: value for name, value in metrics.items() if name.rpartition("/")[2] not in unseen}
-    of_weights = [*_weight_and_norm(seen), *_norm_and_share(seen), *_shorter(seen, bounds.get(ALL, 0.0))]
+    of_weights = [
+        *_weight_and_norm(seen, apart, sequences),
+        *_norm_and_share(seen),
+        *_shorter(seen, bounds.get(ALL, 0.0)),
+    ]
     return list(itertools.chain(*_in_order((of_weights, dispersion.sentences(metrics)), opens_with)))
 
 
@@ -543,7 +590,7 @@ def _in_order(parts: tuple[T, T], opens_with: NormsOpening) -> tuple[T, T]:
     return parts if opens_with is NormsOpening.weights else (parts[1], parts[0])
 
 
-def _weight_and_norm(metrics: Mapping[str, float]) -> list[Sentence]:
+def _weight_and_norm(metrics: Mapping[str, float], apart: Mapping[str, Interval], sequences: int) -> list[Sentence]:
     """Weight and contribution of each category that stands out in the paper, beginning with the one where they differ most."""
     weights, norms = (by_axes(f"{measure}/<category>", metrics) for measure in ("alpha", "alpha_f"))
     every = norms.get(ALL)
@@ -553,17 +600,20 @@ def _weight_and_norm(metrics: Mapping[str, float]) -> list[Sentence]:
         if every and category in weights and category in norms
     }
     order = sorted(pairs, key=lambda name: -abs(pairs[name][0] - pairs[name][1]))
-    return [_of_category(category, *pairs[category]) for category in order]
+    return [_of_category(category, *pairs[category], apart.get(category), sequences) for category in order]
 
 
-def _of_category(category: str, weight: float, norm: float) -> Sentence:
+def _of_category(category: str, weight: float, norm: float, apart: Interval | None, sequences: int) -> Sentence:
     received, contributed = compared(brief_share, weight, norm)
-    little = norm < weight / 2 and shares_differ(norm, weight)
+    detectable = apart is None or not apart.contains_zero
+    little = norm < weight / 2 and shares_differ(norm, weight) and detectable
+    beside = "" if apart is None else in_points(*apart, sequences)
     text = (
         f"The {category_name(category)} tokens receive {received} of the attention weight "
-        f"{'but contribute only' if little else 'and contribute'} {contributed} of Σ‖αf(x)‖."
+        f"{'but contribute only' if little else 'and contribute'} {contributed} of Σ‖αf(x)‖{beside}."
     )
-    return Sentence(text, figure="shares", table="by_layer", surprising=little, effect=weight - norm)
+    interval = None if apart is None else apart.ends
+    return Sentence(text, figure="shares", table="by_layer", surprising=little, effect=weight - norm, interval=interval)
 
 
 def _norm_and_share(metrics: Mapping[str, float]) -> list[Sentence]:
