@@ -58,7 +58,7 @@ def figures(dispersion: pd.DataFrame, drawn: pd.DataFrame, metrics: Mapping[str,
         metrics: Numbers by name, of all heads.
     """
     mean = metrics.get("x/cv_mean")
-    inputs = "" if mean is None else f" That of what the layers read, ‖x‖, is {brief(mean)} on average."
+    inputs = "" if mean is None else f" That of the vectors that layers read is {brief(mean)} on average."
     times = _times(metrics)
     found: dict[str, Figure] = {
         "dispersion": Heatmaps(

@@ -40,6 +40,7 @@ from normscope.rounding import (
     brief,
     brief_share,
     compared,
+    enumeration,
     estimate,
     in_points,
     percentage,
@@ -434,6 +435,13 @@ _OF_SHARES = {"alpha": "of the weight α", "alpha_f": "of Σ‖αf(x)‖", "shar
 """What all tokens together have 100% of, by measure."""
 
 
+_IN_WORDS = {
+    "alpha": "the attention weight α",
+    "alpha_f": "the norms ‖αf(x)‖ of what heads contribute",
+    "share": "what comes from all tokens along the output vectors (below 0, they point against it)",
+}
+
+
 def _shares(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """The share of each category in what all tokens have, by measure; nothing unless all tokens are reported.
 
@@ -472,10 +480,9 @@ def _shares_figure(shares: Mapping[str, Mapping[str, float]]) -> Dots:
         },
         value_label="share (%)",
         caption=(
-            "The share of each token category in the attention weight α, in the norms ‖αf(x)‖ of what heads contribute, and, "
-            "unless biases make up nearly all of it, in what comes from all tokens along the output vectors (below 0, they "
-            "point against it), averaged over queries, heads and layers. The numbers of each row are in its name. A category "
-            "with much of the weight but little of the norms receives attention and contributes little."
+            f"The share of each token category in {enumeration([_IN_WORDS[measure] for measure in measures])}, averaged over "
+            "queries, heads and layers. The numbers of each row are in its name. A category with much of the weight but little "
+            "of the norms receives attention and contributes little."
         ),
     )
 
@@ -515,7 +522,7 @@ def _by_head_figure(table: pd.DataFrame) -> Heatmaps:
 
 def _scatter_figure(table: pd.DataFrame, categories: Sequence[str], metrics: Mapping[str, float]) -> Scatter:
     rho, lengths = metrics.get("spearman/all"), [metrics.get(name) for name in ("alpha_f/all", "f/uniform")]
-    numbers = "" if rho is None else f" Over the pairs of all texts, Spearman's ρ is {brief(rho, signed=True)}."
+    numbers = "" if rho is None else f" Over the pairs of all texts, the rank correlation is {brief(rho, signed=True)}."
     if None not in lengths:
         weighted, alike = compared(brief, *(length for length in lengths if length is not None))
         numbers += f" The mean ‖f(x)‖ of a query's keys is {weighted} weighted by α, and {alike} with equal weights."
