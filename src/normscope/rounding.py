@@ -193,7 +193,7 @@ def movement(before: float, after: float, *beside: float) -> str:
 
 
 def in_points(difference: float, low: float, high: float, sequences: int) -> str:
-    """A difference with its 95% interval, after the two shares of a sentence; empty without an interval.
+    """A difference with its 95% interval, after the two shares of a sentence; empty without one, and for next to none.
 
     It is written ` (difference 5.9 points, 95% interval 5.1 to 6.6 over 40 sequences)`, after `, no detectable difference` if
     the interval contains 0. It has no sign, since the sentence says which of the two shares is larger.
@@ -206,7 +206,10 @@ def in_points(difference: float, low: float, high: float, sequences: int) -> str
     """
     if math.isnan(low) or math.isnan(high):
         return ""
-    none = ", no detectable difference" if low <= 0 <= high else ""
+    detectable = not low <= 0 <= high
+    if detectable and abs(difference) < 0.0005:  # 0.0 points
+        return ""
+    none = "" if detectable else ", no detectable difference"
     if low == high:
         return f"{none} (difference {fixed(100 * abs(difference), 1)} points)"
     ends = sorted(math.copysign(100, difference) * end for end in (low, high))

@@ -226,6 +226,13 @@ def test_no_number_for_readers_is_written_as_a_computer_does():
         (0.7191, 0.7191, 0.7194, " (difference 71.91 points, 95% interval 71.91 to 71.94 over 40 sequences)"),
         (0.5, 0.5, 0.5, " (difference 50.0 points)"),
         (0.5, math.nan, math.nan, ""),
+        (0.0004, 0.0003, 0.0006, ""),
+        (
+            0.0004,
+            -0.0003,
+            0.0011,
+            ", no detectable difference (difference 0.0 points, 95% interval 0.0 to 0.1 over 40 sequences)",
+        ),
     ],
 )
 def test_a_difference_of_shares_with_its_interval(difference, low, high, written):
