@@ -95,7 +95,7 @@ DECLARED = Declared(
         Rollup(
             "share_of_dimensions",
             "Share of the hidden dimensions that are outlier dimensions.",
-            label="outlier dimensions (%)",
+            label="dimensions that are outliers (%)",
         ),
         Rollup(
             "share_of_length",
