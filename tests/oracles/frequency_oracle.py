@@ -243,6 +243,12 @@ CASES = [
     ),
 ]
 
+EFFECTS = [
+    ({"spearman/f/with_specials": 0.78}, {}, 0.78),
+    ({"spearman/f/with_specials": -0.2}, {}, 0.2),
+    ({"spearman/alpha/with_specials": 0.3}, {}, 0.0),
+]
+
 CLAIMS = {
     r"are discounted .* correlation of (?:\S+ with the weight that it receives.* and )?\+(\S+) with ‖f": lambda rho: (
         rho > 0

@@ -526,6 +526,18 @@ CASES = [
     ),
 ]
 
+EFFECTS = [
+    (
+        {
+            "text/with_bos/sink_rate/first": 0.5,
+            "text/with_bos/mass/first": 0.31,
+            "text/with_bos/contribution/first": 0.026,
+        },
+        {},
+        0.284,
+    ),
+]
+
 CLAIMS = {
     r"changes the loss from (\S+) to (\S+) nats": lambda before, after: before != after,
 }

@@ -400,7 +400,7 @@ document.body.append(pre);
         html.unescape(re.search(r'<pre id="seen">(.+?)</pre>', shown, re.DOTALL)[1])
     )
     assert "slept" in query
-    ranked = [found[place] for place in found.ranking["number"]]
+    ranked = [found[number - 1] for number in found.ranking["number"]]
     assert len(items) == 10
     assert [item["chosen"] for item in items] == [True, *[False] * 9]
     words = [each.matrix[:-1, :-1].sum(axis=0) for each in ranked[:10]]
@@ -410,6 +410,7 @@ document.body.append(pre);
     for at, (item, each) in enumerate(zip(items, ranked, strict=False)):
         assert item["head"][0] == f"{at + 1}."
         np.testing.assert_allclose(_number(item["head"][1]), each.value, **near)
+        assert item["head"][2] == f"document {found.ranking['number'][at]}"
         np.testing.assert_allclose([_number(title) for title, _ in item["tokens"]], words[at], **near)
         np.testing.assert_allclose([_number(value) for value, _ in item["bars"]], parts[at], **near)
         np.testing.assert_allclose([width for _, width in item["bars"]], 100 * np.abs(parts[at]) / longest, atol=0.5)

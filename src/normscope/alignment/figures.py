@@ -4,6 +4,7 @@ import pandas as pd
 
 from normscope.analyses.declarations.alignment import Setting
 from normscope.results.figures import Figure, Heatmaps, Scatter, WordMaps
+from normscope.rounding import enumeration, percentage
 
 _METHODS = {"attn_w": "α: weights", "attn_n": "‖αf(x)‖: vectors"}
 _SETTINGS = {str(Setting.awo): "alignment with output", str(Setting.awi): "alignment with input"}
@@ -22,6 +23,11 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame | None, setting: Se
     """
     layers = rates[rates["head"] == 0].assign(percent=rates["aer"] * 100)
     heads = rates[rates["head"] > 0].assign(percent=rates["aer"] * 100)
+    by_map = layers.groupby(["setting", "method"], sort=False)["aer"].mean().reset_index()
+    means = [
+        f"{percentage(rate)} by {_METHODS[method].partition(': ')[2]}, {_SETTINGS[setting]}"
+        for setting, method, rate in by_map.itertuples(index=False)
+    ]
     figures: dict[str, Figure] = {
         "by_layer": Heatmaps(
             table=layers.replace({"method": _METHODS}),
@@ -36,7 +42,8 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame | None, setting: Se
             caption=(
                 "Alignment error rate of each layer by weights and by vector norms; lower is better. "
                 "With output: the row in which a word is predicted; with input: the row in which it is read. Where vectors "
-                "have a lower rate than weights, what heads contribute aligns words better than where they attend."
+                "have a lower rate than weights, what heads contribute aligns words better than where they attend. Averaged "
+                f"over layers: {enumeration(means)}."
             ),
         ),
         "norm_and_aer": Scatter(

@@ -35,7 +35,8 @@ from normscope.results.figures import Figure, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.rounding import brief, brief_share, compared, differ
+from normscope.rounding import brief, brief_share, compared, differ, in_points
+from normscope.statistics.intervals import Interval
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.precision import half_width
 from normscope.statistics.rank_correlation import correlation
@@ -116,7 +117,7 @@ class FeedForwardAnalysis(Analysis):
                 "sequences": self._ratios.by_sequence(set(overall["method"])),
             },
             metrics=rolled.metrics,
-            sentences=sentences_of(rolled.metrics, rolled.curves),
+            sentences=sentences_of(rolled.metrics, rolled.curves, self._of_layer(), self._ratios.number),
             curves=rolled.curves,
             figures=describe_figures(reported_rows(ratios, self.context.categories), overall_rows(ratios), change),
             summaries={self.info.name: Summary(summary, digits=1, caption=caption_by_category(title, summary))},
@@ -124,6 +125,14 @@ class FeedForwardAnalysis(Analysis):
                 *note_on_length(self.info.name, self._sample.compute().tensors, self.options.tokens),
                 *([HELD_ROUTING] if self.context.has_experts else []),
             ],
+        )
+
+    def _of_layer(self) -> Interval | None:
+        """The mean ratio after the whole layer less that after the attention block."""
+        known = [f"{stage}_n" for stage in self._stages]
+        whole = next((name for name in map(_method, _WHOLE) if name in known), None)
+        return (
+            None if whole is None or _method(_BLOCK) not in known else self._ratios.difference(whole, _method(_BLOCK))
         )
 
 
@@ -272,35 +281,50 @@ def describe_figures(shown: pd.DataFrame, overall: pd.DataFrame, change: pd.Data
     return figures
 
 
+_BLOCK = "atb_n/mean"
+"""The ratio after the attention block."""
+
 _WHOLE = "atbffresln_n/mean", "atbffres_n/mean"
 """The ratio after the whole layer, by the position of its norms."""
 
 
+def _method(name: str) -> str:
+    return name.removesuffix("/mean")
+
+
 def sentences_of(
-    metrics: Mapping[str, float], curves: "Mapping[str, pd.Series[float]]" = MappingProxyType({})
+    metrics: Mapping[str, float],
+    curves: "Mapping[str, pd.Series[float]]" = MappingProxyType({}),
+    of_layer: Interval | None = None,
+    sequences: int = 0,
 ) -> list[Sentence]:
     """The mixing ratio of the whole layer beside that of the attention block, and what the network does to the maps.
 
     Args:
         metrics: Numbers by name; missing ones are skipped.
         curves: The same numbers by layer.
+        of_layer: The first ratio less the second, with its interval over sequences.
+        sequences: The number of these.
     """
     sentences: list[Sentence] = []
-    block = metrics.get("atb_n/mean")
+    block = metrics.get(_BLOCK)
     last = _first_of(metrics, *_WHOLE)
     if block is not None and last is not None:
         text = (
             f"After the whole layer, the mean mixing ratio is {brief_share(last, block)}; after the attention block, it is "
             f"{brief_share(block, last)}"
         )
-        effect = abs(last - block)
+        effect, interval = last - block, None
+        if of_layer is not None:
+            interval = of_layer.ends
+            text += in_points(*of_layer, sequences)
         place: dict[str, int] = {}
-        before, after = curves.get("atb_n/mean"), _first_of(curves, *_WHOLE)
+        before, after = curves.get(_BLOCK), _first_of(curves, *_WHOLE)
         if before is not None and after is not None and len(before) > 1:
             layer = max(before.keys(), key=lambda layer: abs(after[layer] - before[layer]))
             one, other = float(before[layer]), float(after[layer])
             place = {"layer": int(layer)}
-            effect = abs(other - one)
+            effect, interval = other - one, None  # layers are not resampled one by one
             text += (
                 f". The change is largest in layer {layer}: from {brief_share(one, other)} to {brief_share(other, one)}"
             )
@@ -312,6 +336,7 @@ def sentences_of(
                 table="mixing_by_layer",
                 measure=measure,
                 effect=effect,
+                interval=interval,
                 place=place,
             )
         )

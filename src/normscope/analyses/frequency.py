@@ -33,7 +33,7 @@ from normscope.results.figures import Figure, Scatter
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.rounding import VISIBLE, begun, enumeration, estimate
+from normscope.rounding import VISIBLE, begun, brief, enumeration, estimate
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.pair_histogram import Axis, PairsPart
@@ -225,7 +225,7 @@ class FrequencyAnalysis(Analysis):
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics, _bounds(overall)),
             curves=rolled.curves,
-            figures=self._figures(),
+            figures=self._figures(rolled.metrics),
             summaries={self.info.name: self._summary(overall)},
             notes=[f"frequency: ρ is undefined, {reason}" for reason in sorted(set(overall["reason"]) - {""})],
         )
@@ -285,7 +285,7 @@ class FrequencyAnalysis(Analysis):
         kinds = [_ORDINARY if kind < 0 else _kind(self.context.names[kind]) for kind in sample["tokens"].astype(int)]
         return sample.assign(tokens=kinds).astype({"rank": int})
 
-    def _figures(self) -> dict[str, Figure]:
+    def _figures(self, metrics: Mapping[str, float]) -> dict[str, Figure]:
         sample = self._sampled()
         ratios = [str(method) for method in self.context.methods]
         percentages = sample.assign(**{ratio: 100 * sample[ratio] for ratio in ratios})
@@ -295,6 +295,12 @@ class FrequencyAnalysis(Analysis):
             del titles[with_residual]  # weights that add up to 1: the same cloud twice
             half, whole = plain(METHODS[with_residual]), plain(METHODS[weights])
             left_out = f" The ratio of {half} is half that of {whole}, and is left out."
+        known = [
+            f"{brief(metrics[name], signed=True)} ({plain(title)})"
+            for measure, title in titles.items()
+            if (name := f"spearman/{measure}/with_specials") in metrics
+        ]
+        correlations = f" The rank correlations, special tokens included, are {enumeration(known)}." if known else ""
         return {
             "scatter": Scatter(
                 table=percentages.melt(["rank", "tokens"], var_name="measure", value_name="value"),
@@ -311,7 +317,7 @@ class FrequencyAnalysis(Analysis):
                 series_titles={kind: kind for kind in (_ORDINARY, *SPECIAL_TOKENS, _OTHER_SPECIAL)},
                 caption=(
                     "Each measure of a token occurrence against its token's frequency rank (1: the most frequent). The line is "
-                    f"the median in bins of rank: where it rises, rarer tokens have larger values.{left_out}"
+                    f"the median in bins of rank: where it rises, rarer tokens have larger values.{correlations}{left_out}"
                 ),
             )
         }

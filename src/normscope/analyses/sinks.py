@@ -166,7 +166,7 @@ class SinksAnalysis(Analysis):
             sentences=sentences_of(metrics, first_token or "BOS", self.options.length),
             # One curve for the sink, not one for each position.
             curves=curves_of(declared, {"by_head": of_sink}) | {"max_abs": curve},
-            figures=describe_figures(of_sink, curve, first_token, self.options.epsilon),
+            figures=describe_figures(of_sink, curve, first_token, self.options, metrics),
             summaries={
                 self.info.name: Summary(
                     _summary(tables["by_head"], sink, first_token),
@@ -431,7 +431,11 @@ def _summary(by_head: pd.DataFrame, sink: str | None, first_token: str | None) -
 
 
 def describe_figures(
-    of_sink: pd.DataFrame, largest: "pd.Series[float]", first_token: str | None, epsilon: float
+    of_sink: pd.DataFrame,
+    largest: "pd.Series[float]",
+    first_token: str | None,
+    options: SinksOptions,
+    metrics: Mapping[str, float],
 ) -> dict[str, Figure]:
     """The map of sink rates, weight and contribution, and the largest activations by layer.
 
@@ -439,9 +443,11 @@ def describe_figures(
         of_sink: The rows of the table `by_head` for the position whose rates are drawn; none if none was measured.
         largest: Largest |x| of a sequence by layer.
         first_token: The tokenizer's token that begins a sequence; None if it has none.
-        epsilon: The mean weight that a sink exceeds.
+        options: The mean weight that a sink exceeds, and the length of the sequences.
+        metrics: Numbers by name.
     """
     figures: dict[str, Figure] = {}
+    massive = f" Those of single tokens and dimensions are {_size(metrics)}." if metrics.get("massive/count") else ""
     if len(of_sink):
         position, inputs = of_sink["position"].iloc[0], list(dict.fromkeys(of_sink["inputs"]))
         of, is_a, seen, its = ("the first token", "is a sink", "it", "its")
@@ -460,10 +466,10 @@ def describe_figures(
             column="head",
             limits=(0.0, 1.0),  # of a rate as of a share
             caption=(
-                f"How often {of} {is_a} of each head (a mean weight of more than {epsilon:g} over the queries that see "
+                f"How often {of} {is_a} of each head (a mean weight of more than {options.epsilon:g} over the queries that see "
                 f"{seen}), and {its} share of the head's weight and of the norms of what the head contributes: on "
-                f"{enumeration([_WORDS[name] for name in inputs])}. Where the contribution is paler than the weight, the "
-                "vectors are short: the sink takes weight but contributes little."
+                f"{enumeration([_WORDS[name] for name in inputs])}, in sequences of {options.length} tokens. Where the "
+                "contribution is paler than the weight, the vectors are short: the sink takes weight but contributes little."
             ),
         )
     figures["largest"] = Lines(
@@ -475,7 +481,7 @@ def describe_figures(
         log_y=True,
         caption=(
             "Largest |x| of a sequence by layer (0: the embeddings), averaged over sequences, on a logarithmic scale. Massive "
-            "activations appear as a jump to a plateau that the last layers leave."
+            f"activations appear as a jump to a plateau that the last layers leave.{massive}"
         ),
     )
     return figures
@@ -545,9 +551,14 @@ def _massive(metrics: Mapping[str, float]) -> list[Sentence]:
     first, last = (int(metrics[f"massive/{name}_layer"]) for name in ("first", "last"))
     dimensions = "1 dimension has" if count == 1 else f"{int(count)} dimensions have"
     where = f"in layer {first}" if first == last else f"in layers {first} to {last}"
-    size = f"up to {brief(metrics['massive/largest'])} ({brief(metrics['massive/ratio'])} times the median)"
-    text = f"{dimensions} massive activations {where}, {size}{_without(metrics)}."
+    text = f"{dimensions} massive activations {where}, {_size(metrics)}."
     return [Sentence(text, figure="largest", table="massive", surprising=True)]
+
+
+def _size(metrics: Mapping[str, float]) -> str:
+    """How large massive activations are, and what they do."""
+    size = f"up to {brief(metrics['massive/largest'])} ({brief(metrics['massive/ratio'])} times the median)"
+    return f"{size}{_without(metrics)}"
 
 
 def _without(metrics: Mapping[str, float]) -> str:

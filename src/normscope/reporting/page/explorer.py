@@ -182,6 +182,7 @@ def pairs_payload(pairs: Iterable[TextPair]) -> list[dict[str, Any]]:
         {
             "title": pair.title,
             "measure": pair.measure,
+            "number": pair.number,
             "texts": [_labelled(tokens) for tokens in (pair.tokens_a, pair.tokens_b)],
             "values": [float(f"{value:.5g}") for value in pair.matrix.ravel()],
         }

@@ -28,13 +28,14 @@ class RankingView {
   }
 
   itemOf(document, at) {
-    const { rank, total: value, text: shown, sums, parts } = document;
+    const { rank, number, total: value, text: shown, sums, parts } = document;
     const text = make("p", { className: "pair-text" }, ...spans(shown));
     [...text.children].forEach((span, place) => this.colour(span, sums[place]));
     const bars = make("ol", { className: "ranks" }, ...DIFFERENCES.map((name, part) => this.barOf(name, parts[part])));
     const next = this.documents[at + 1];
     const head = make("button", { type: "button", className: "document-head", onclick: () => this.choose(at, true) },
-      make("span", { className: "rank" }, `${rank}.`), make("b", {}, formatNumber(value)));
+      make("span", { className: "rank" }, `${rank}.`), make("b", {}, formatNumber(value)),
+      make("span", { className: "faint" }, `document ${number}`));
     return make("li", {}, head, text, bars, ...(next ? [make("p", { className: "ahead faint" }, aheadOf(document, next))] : []));
   }
 
@@ -71,7 +72,7 @@ function partsOf(pair, at) {
   const columns = text.labels.length;
   const sums = text.labels.map((_, column) => total(query.labels.map((__, row) => pair.values[row * (columns + 1) + column])));
   const [all, words] = [total(pair.values), total(sums)];
-  return { rank: at + 1, total: all, text, sums, parts: [words, all - words] };
+  return { rank: at + 1, number: pair.number, total: all, text, sums, parts: [words, all - words] };
 }
 
 // "0.052 ahead of the next: tokens +0.048, constant part +0.004"
