@@ -18,6 +18,7 @@ from normscope.results.result import Result
 from normscope.results.run_files import Status
 from normscope.results.run_tables import metadata
 from normscope.results.table_files import as_csv, write_parquet
+from normscope.rounding import ordinal
 from normscope.untrusted.writing import new_file, write_file
 
 
@@ -189,8 +190,8 @@ def _heatmaps(runs: Sequence[Result], names: Sequence[str], groups: Sequence[str
     return cells.groupby(keys, sort=False, dropna=False)["value"].mean().reset_index()
 
 
-def _repeated(runs: Mapping[Path, Result], names: Sequence[str]) -> list[list[str]]:
-    """The runs that have measured the same, in whole or in part, by the names of their folders."""
+def _repeated(runs: Mapping[Path, Result], names: Sequence[str]) -> dict[str, list[str]]:
+    """The runs that have measured the same, in whole or in part: the names of their folders, by label."""
     alike: list[tuple[str, set[str], list[str]]] = []
     for (folder, result), name in zip(runs.items(), names, strict=True):
         for other, metrics, folders in alike:
@@ -200,7 +201,7 @@ def _repeated(runs: Mapping[Path, Result], names: Sequence[str]) -> list[list[st
                 break
         else:
             alike.append((name, set(result.metrics), [folder.name]))
-    return [folders for _, _, folders in alike if len(folders) > 1]
+    return {name: folders for name, _, folders in alike if len(folders) > 1}
 
 
 def _side_by_side(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
@@ -233,7 +234,8 @@ def _labels(
 ) -> list[str]:
     """A label for each run, the same for those that share a key and for no others; different analyses tell none apart.
 
-    Digests tell nobody which run is which, so where labels have any, or are not enough, they also name the run's folder.
+    Digests tell nobody which run is which. Where only these would tell runs apart, the names of the folders do, or the place
+    in order if these are the numbers of a sweep's jobs or of results in memory.
     """
     first = {key: keys.index(key) for key in keys}
     own = [configs[place] for place in first.values()]
@@ -241,7 +243,11 @@ def _labels(
     if len(set(names)) < len(names):
         names = swept.labels(own, seeds=seeds)
     if len(set(names)) < len(names) or swept.DIGESTS.keys() & swept.keys(own):
-        names = [f"{name} (run {folders[place]})" for name, place in zip(names, first.values(), strict=True)]
+        named = [folders[place] for place in first.values()]
+        if len(set(named)) == len(named) and not any(map(str.isdecimal, named)):
+            names = named
+        else:
+            names = [f"{name} ({ordinal(place + 1)} run)" for name, place in zip(names, first.values(), strict=True)]
     by_key = dict(zip(first, _unique(names), strict=True))
     return [by_key[key] for key in keys]
 
