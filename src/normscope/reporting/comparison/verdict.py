@@ -36,11 +36,11 @@ def verdict(comparison: RunComparison) -> list[str]:
 
     Without a second group, it is how much seeds matter, or nothing if there is but one.
 
-    Differences are tested over seeds where there are several, otherwise over sequences; p-values are adjusted for the
-    number of tests. Of the measures that differ detectably, the leading one is named if its difference counts, or else
-    the one that differs most, with the layer, head or category in which the groups are furthest apart: a share differs by
-    as much as it does there. Groups of which the same is found, apart from numbers, share a sentence. Runs along an ordered variable have a sentence for each of
-    a few measures instead, or one first that says that no measure moves.
+    Differences are tested over seeds where there are several, otherwise over sequences; p-values are adjusted for the number of
+    tests. Of the measures that differ detectably, the leading one is named if its difference counts, or else the one that
+    differs most, with the layer, head or category in which the groups are furthest apart: a share differs by as much as it does
+    there. Groups of which the same is found, apart from numbers, share a sentence. Runs along an ordered variable have a
+    sentence for each of a few measures instead, or one first that says that no measure moves.
     """
     repeated = _of_repeated(comparison)
     if told := stories(comparison):
@@ -58,6 +58,13 @@ def verdict(comparison: RunComparison) -> list[str]:
     if rest:
         sentences.append(f"{counted(sum(map(len, rest)), 'more group')} of runs: see the tables.")
     return sentences
+
+
+def named_first(comparison: RunComparison) -> str:
+    """The measure that the verdict names first of groups of runs; empty if it names none."""
+    groups = [name for name in comparison.values["group"].unique() if name != comparison.baseline_group]
+    found = (_of_group(comparison, group).difference for group in groups)
+    return next((difference.metric for difference in found if difference is not None), "")
 
 
 def _of_repeated(comparison: RunComparison) -> list[str]:
@@ -223,7 +230,8 @@ class _Difference:
         """Its interval in words."""
         low, high = (in_words(self.metric, end, *self.ends, signed=True) for end in self.ends)
         points = " points" if low.endswith("%") else ""
-        return f"{low.removesuffix('%')} to {high.removesuffix('%')}{points}"
+        low, high = low.removesuffix("%"), high.removesuffix("%")
+        return f"{low}{points}" if low == high else f"{low} to {high}{points}"
 
 
 _LEADING = {
@@ -305,7 +313,9 @@ def _of_tests(comparison: RunComparison, tests: pd.DataFrame, basis: str, group:
     detected = tests[tests["adjusted"] < SIGNIFICANT]
     visible = detected[[_visible(str(metric), pairs) for metric in detected["metric"]]]
     chosen = next(table for table in (visible, detected, tests) if len(table))
-    places = {str(metric): furthest(comparison, group, comparison.baseline_group, str(metric)) for metric in chosen["metric"]}
+    places = {
+        str(metric): furthest(comparison, group, comparison.baseline_group, str(metric)) for metric in chosen["metric"]
+    }
     most = chosen.iloc[_named(chosen, pairs, places)]
     metric = str(most["metric"])
     counts = _size(metric, float(most["difference"]), pairs, places[metric]) >= COUNTS
@@ -403,3 +413,27 @@ def significant(comparison: RunComparison) -> Sequence[str]:
     """The metrics in which a group differs detectably from the baseline."""
     tests = pd.concat([comparison.tests, comparison.sequence_tests])
     return [str(metric) for metric in tests[tests["adjusted"] < SIGNIFICANT]["metric"].unique()]
+
+
+def in_a_line(comparison: RunComparison) -> dict[str, dict[str, str]]:
+    """What a line says of each run: its leading measure, and where that is furthest from the baseline.
+
+    Returns:
+        By title of a column, the entries of runs by their labels.
+    """
+    whole = comparison.metrics.set_index("metric")
+    metric = leading(map(str, whole.index))
+    if not metric:
+        return {}
+    columns = {metric_title(metric): {str(run): as_written(metric, whole[run][metric]) for run in whole.columns}}
+    baseline = comparison.baseline_group
+    group_of = dict(zip(comparison.values["label"], comparison.values["group"], strict=True))
+    found = {
+        group: furthest(comparison, str(group), baseline, metric) for group in {*group_of.values()} if group != baseline
+    }
+    places = {
+        str(label): f"{place.where}: {_arrow(metric, place.other, place.own)}"
+        for label, group in group_of.items()
+        if (place := found.get(group)) is not None
+    }
+    return columns | ({f"furthest from {baseline}": places} if places else {})
