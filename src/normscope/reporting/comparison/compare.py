@@ -66,7 +66,7 @@ def compared(
         tests=significance.tests(whole, groups[place]),
         sequence_tests=significance.over_sequences(_sequences_by_group(results, names, groups), groups[place]),
         heatmaps=_heatmaps(results, names, groups),
-        repeated=_repeated(completed, names),
+        repeated=_repeated(results, names),
         training=along.over_training(trainings),
         crossings=along.crossings(trainings, thresholds),
         baseline=names[place],
@@ -190,18 +190,17 @@ def _heatmaps(runs: Sequence[Result], names: Sequence[str], groups: Sequence[str
     return cells.groupby(keys, sort=False, dropna=False)["value"].mean().reset_index()
 
 
-def _repeated(runs: Mapping[Path, Result], names: Sequence[str]) -> dict[str, list[str]]:
-    """The runs that have measured the same, in whole or in part: the names of their folders, by label."""
-    alike: list[tuple[str, set[str], list[str]]] = []
-    for (folder, result), name in zip(runs.items(), names, strict=True):
-        for other, metrics, folders in alike:
+def _repeated(runs: Sequence[Result], names: Sequence[str]) -> dict[str, int]:
+    """How many runs have measured the same, in whole or in part, by label."""
+    alike: list[tuple[str, set[str], int]] = []
+    for result, name in zip(runs, names, strict=True):
+        for place, (other, metrics, number) in enumerate(alike):
             if other == name and not metrics.isdisjoint(result.metrics):
-                metrics.update(result.metrics)
-                folders.append(folder.name)
+                alike[place] = (name, metrics | set(result.metrics), number + 1)
                 break
         else:
-            alike.append((name, set(result.metrics), [folder.name]))
-    return {name: folders for name, _, folders in alike if len(folders) > 1}
+            alike.append((name, set(result.metrics), 1))
+    return {name: number for name, _, number in alike if number > 1}
 
 
 def _side_by_side(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:

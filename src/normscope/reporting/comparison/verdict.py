@@ -70,9 +70,8 @@ def named_first(comparison: RunComparison) -> str:
 def _of_repeated(comparison: RunComparison) -> list[str]:
     """Which runs are one run several times."""
     return [
-        f"{counted(len(folders), 'run')} of {name} measured the same weights, texts and seeds in the same way (folders "
-        f"{enumeration(list(folders))}): they count once."
-        for name, folders in [*comparison.repeated.items()][:1]
+        f"{counted(number, 'run')} of {name} measured the same weights, texts and seeds in the same way: they count once."
+        for name, number in [*comparison.repeated.items()][:1]
     ]
 
 
