@@ -789,7 +789,7 @@ def test_the_page_ends_with_a_line_for_each_run_and_draws_only_what_changes(tmp_
 
 def test_the_title_of_a_long_cell_is_its_text_also_if_it_is_a_link():
     link = Markup('<a href="{}">{}</a>').format("x" * 80, "step <1>")
-    shown = html_table(pd.DataFrame({"run": [link, "y" * 200]}), "Runs")
+    shown = html_table(pd.DataFrame({"run": pd.Series([link, "y" * 200], dtype=object)}), "Runs")
     assert 'title="step' not in shown
     assert f'title="{"y" * 200}"' in shown
     assert str(link) in shown

@@ -54,11 +54,12 @@ def _reach(values: "pd.Series[float]") -> float:
 
 def _still(spread: "pd.Series[float]", reach: "pd.Series[float]") -> list[str]:
     """The metrics whose spread is less than can be seen in their range."""
+    panels = {str(metric): panel_of(str(metric)) for metric in spread.index}
     return [
-        str(metric)
-        for metric, most in spread.items()
-        if not most * panel_of(str(metric)).factor
-        >= UNSEEN * natural_range(panel_of(str(metric)).label, float(reach[metric]) * panel_of(str(metric)).factor)
+        metric
+        for metric, panel in panels.items()
+        if panel.factor * spread[metric] < UNSEEN * natural_range(panel.label, panel.factor * reach[metric])
+        or spread[metric] == 0
     ]
 
 
