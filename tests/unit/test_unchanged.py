@@ -49,6 +49,8 @@ def test_one_group_and_models_of_different_depth_keep_their_curves():
     assert unchanged_curves(curves([("base", BLOCK, 1, 0.2), ("base", BLOCK, 2, 0.2)])) == []
     different = pd.concat([curves([("base", BLOCK, 1, 0.2)], 1), curves([("tuned", BLOCK, 1, 0.2)], 2)])
     assert unchanged_curves(different) == []
+    alone = [("base", BLOCK, 1, 0.2), ("base", NORM, 1, 1.0), ("tuned", BLOCK, 1, 0.2)]
+    assert unchanged_curves(curves(alone)) == [BLOCK], "only one group has the other"
 
 
 def test_over_training_a_measure_moves_in_the_whole_model_or_in_a_layer():
@@ -102,4 +104,8 @@ def test_maps_that_look_alike_are_left_out_and_named():
         "Not drawn, since nothing changes: Mixing ratios (Attn-W: weights); Vector norms: ‖αf(x)‖ (‖αf(x)‖, [CLS])."
     ]
     assert changed_maps(every[every["group"] == "base"])["panel"].nunique() == 4, "nothing to compare with"
+    one = every[(every["group"] == "base") | (every["panel"] == "Attn-W: weights")]
+    assert list(changed_maps(one)["panel"].unique()) == [*every["panel"].unique()][1:]
+    zero = pd.DataFrame(cells("‖αf(x)‖, cls", "norms/by_head", "‖αf(x)‖", (0.0, 0.0), (0.0, 0.0)), columns=CELLS)
+    assert changed_maps(zero).empty
     assert maps_in_one_line(every, every) == []

@@ -21,7 +21,8 @@ def unchanged_curves(values: pd.DataFrame) -> list[str]:
     """The measures whose curves by layer are the same in all groups of runs, up to what seeds and a reader's eye tell apart.
 
     A curve differs in a layer where the intervals of two groups over their seeds have nothing in common, and their means
-    are further apart than a line is wide. Models of different depth have no layers in common, so all of theirs differ.
+    are further apart than a line is wide. Models of different depth have no layers in common, so all of theirs differ, as do
+    curves that only one group has.
 
     Args:
         values: The `values` of a comparison.
@@ -30,6 +31,7 @@ def unchanged_curves(values: pd.DataFrame) -> list[str]:
     if layers["group"].nunique() < 2 or (layers["layer"] / layers["depth"]).round().nunique() > 1:
         return []
     rows = over_seeds(layers, ["group", "metric", "layer"])
+    rows = rows[rows.groupby("metric")["group"].transform("nunique") > 1]
     ends = rows.assign(low=rows["low"].fillna(rows["mean"]), high=rows["high"].fillna(rows["mean"]))
     at = ends.groupby(["metric", "layer"], sort=False)
     apart = at["low"].max() > at["high"].min()
@@ -73,10 +75,11 @@ def changed_maps(cells: pd.DataFrame) -> pd.DataFrame:
     at = cells.groupby([*_CELLS, "row", "column"], sort=False, dropna=False)["value"]
     spread = (at.max() - at.min()).groupby(_CELLS, sort=False, dropna=False).max()
     reach = cells.groupby(_CELLS[:2], sort=False)["value"].agg(_reach)
+    groups = cells.groupby(_CELLS, sort=False)["group"].nunique()
     changed = {
         panel
         for panel, most in spread.items()
-        if most >= UNSEEN * natural_range(str(panel[1]), float(reach[panel[:2]]))  # type: ignore[index]
+        if groups[panel] < 2 or (most > 0 and most >= UNSEEN * natural_range(str(panel[1]), float(reach[panel[:2]])))  # type: ignore[index]
     }
     return cells[[key in changed for key in zip(*(cells[name] for name in _CELLS), strict=True)]]
 
