@@ -72,16 +72,17 @@ def changed_maps(cells: pd.DataFrame) -> pd.DataFrame:
     """
     if cells["group"].nunique() < 2 or cells["depth"].nunique() > 1:
         return cells
-    at = cells.groupby([*_CELLS, "row", "column"], sort=False, dropna=False)["value"]
-    spread = (at.max() - at.min()).groupby(_CELLS, sort=False, dropna=False).max()
-    reach = cells.groupby(_CELLS[:2], sort=False)["value"].agg(_reach)
-    groups = cells.groupby(_CELLS, sort=False)["group"].nunique()
-    changed = {
-        panel
-        for panel, most in spread.items()
-        if groups[panel] < 2 or (most > 0 and most >= UNSEEN * natural_range(str(panel[1]), float(reach[panel[:2]])))  # type: ignore[index]
-    }
-    return cells[[key in changed for key in zip(*(cells[name] for name in _CELLS), strict=True)]]
+    at = cells.groupby([*_CELLS, "row", "column"], dropna=False)["value"]
+    spread = (at.max() - at.min()).groupby(_CELLS, dropna=False).max().rename("spread").reset_index()
+    groups = cells.groupby(_CELLS, dropna=False)["group"].nunique().rename("groups").reset_index()
+    reach = cells.groupby(_CELLS[:2])["value"].agg(_reach).rename("reach").reset_index()
+    panels = spread.merge(groups, on=_CELLS).merge(reach, on=_CELLS[:2])
+    enough = [
+        UNSEEN * natural_range(label, reach)
+        for label, reach in zip(panels["value_title"], panels["reach"], strict=True)
+    ]
+    changed = panels[(panels["groups"] < 2) | ((panels["spread"] > 0) & (panels["spread"] >= enough))]
+    return cells[pd.MultiIndex.from_frame(cells[_CELLS]).isin(pd.MultiIndex.from_frame(changed[_CELLS]))]
 
 
 def in_one_line(metrics: Collection[str], *, every: Iterable[str]) -> list[str]:
