@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
 from normscope.reporting.figure_text import word_label
-from normscope.reporting.figures.heatmaps import colour_scale, write_numbers
+from normscope.reporting.figures.heatmaps import colour_scale, scale_beside, write_numbers
 from normscope.reporting.figures.layout import POINTS_PER_INCH, TALLEST, every, fitted, text_width
 from normscope.reporting.figures.style import accent, magnitudes, points
 from normscope.reporting.palette import DIVERGING, ON_MUCH
@@ -56,7 +56,7 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
     # A map is never stretched beyond square cells: what is left of the width stays empty beside it.
     size = min(size, max(_SMALLEST_TEXT, _LINE * POINTS_PER_INCH * cell))
     line = size / _LINE / POINTS_PER_INCH
-    scale = 0.0 if figure.largest is None else _SCALE
+    scale = _SCALE if figure.largest is not None or down == 1 else 0.0
     titles = {panel: fitted(title, width / across - 0.2) for panel, title in figure.panel_titles.items()}
     above = 0.1 + _TITLE * max(title.count("\n") + 1 for title in titles.values())
     # Above a place that is left empty in the last row, the words of the columns are written, too.
@@ -90,8 +90,15 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.grid(visible=False)
+    label = figure.value_label or (f"part of the {figure.measure}" if figure.measure else "")
     if figure.largest is not None:
-        colour_scale(canvas, grid.flat[0].images[0], grid, width)
+        colour_scale(canvas, grid.flat[0].images[0], grid, width, label)
+    elif down == 1:
+        for axes in grid.flat[: len(panels)]:
+            colour_scale(canvas, axes.images[0], axes, width / across, label)
+    else:
+        for axes in grid.flat[: len(panels)]:
+            scale_beside(canvas, axes.images[0], axes, cell * len(rows))
     return canvas
 
 
