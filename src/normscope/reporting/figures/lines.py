@@ -87,12 +87,19 @@ def _panel(axes: Axes, figure: Lines, table: pd.DataFrame, inches: float) -> dic
     handles: dict[Hashable, Line2D] = {}
     if titles is None:
         every = list(table.groupby(figure.series))
-        faint = {"alpha": 0.45, "linewidth": 0.7} if len(every) > 1 else {}
+        strength, linewidth = (0.45, 0.7) if len(every) > 1 else (1.0, mpl.rcParams["lines.linewidth"])
         for _, rows in every:
             rows = _with_gaps(rows, figure)
             alone = bool(rows[figure.y].isna().any()) or len(rows) == 1  # a point without a neighbour is no line
             marker = "." if alone else None
-            axes.plot(rows[figure.x], rows[figure.y], color=line_colours()[0], marker=marker, **faint)
+            axes.plot(
+                rows[figure.x],
+                rows[figure.y],
+                color=line_colours()[0],
+                alpha=strength,
+                linewidth=linewidth,
+                marker=marker,
+            )
     else:
         styles = series_styles(list(titles), figure.leading, figure.behind)
         close = coincide(figure)
