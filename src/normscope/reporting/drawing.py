@@ -34,7 +34,7 @@ _LONGEST_SIDE = 65_000
 """Pixels: matplotlib refuses sides of 65,536."""
 _MOST_PIXELS = 150_000_000
 """0.6 GB while the file is written."""
-_WIDER = (1.2, 1.45, 1.75)
+_WIDER = (1.2, 1.5, 2.0)
 """How much wider than a slide a figure may be laid out that would be too tall."""
 _POINTS = re.compile(rb"(?<=\")([\d.]+)pt")
 _SCREEN_DPI = 150
