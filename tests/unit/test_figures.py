@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from normscope.distribution import CHECKOUT
@@ -163,7 +164,7 @@ def test_values_below_coloured_tokens_do_not_touch():
     table = pd.DataFrame({"token": list("abcdefgh"), "value": np.linspace(-0.123, 0.456, 8), "text": "one"})
     with styled():
         canvas = laid_out(ColouredText(table, "text", "", "effect"), caption=False)
-        renderer = canvas.canvas.get_renderer()
+        renderer = FigureCanvasAgg(canvas).get_renderer()
         boxes = sorted(
             (text.get_window_extent(renderer) for text in canvas.axes[0].texts if text.get_color() == FAINT),
             key=lambda box: box.x0,
