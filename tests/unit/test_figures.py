@@ -135,7 +135,11 @@ def test_a_line_alone_is_no_fainter_than_others():
     [(7, 6.9, 1.9, 4), (7, 3.35, 1.5, 2), (4, 6.9, 2.0, 2), (5, 6.9, 2.0, 3), (6, 6.9, 2.0, 3), (1, 1.0, 2.0, 1)],
 )
 def test_panels_leave_few_places_empty(panels, width, narrowest, across):
-    assert panels_across(panels, width, narrowest) == across
+    assert panels_across(panels, width, narrowest, pliable=True) == across
+
+
+def test_panels_are_no_narrower_than_they_must_be():
+    assert panels_across(7, 6.9, 1.9) == 3
 
 
 @pytest.mark.draws

@@ -176,7 +176,7 @@ def test_pairs_are_the_same_texts_whichever_analyses_read_them(saved_model):
         )
     }
     assert read["both"].facts["compared"]["texts_digest"] == read["similarity"].facts["texts_digest"]
-    name = read["both"].facts["model"]
+    name = saved_model.name
     told = f"2 runs of {name} measured the same weights, texts and seeds in the same way: they count once."
     assert normscope.compare([read["mixing"], read["both"]]).sentences == [told]
     assert normscope.compare([read["similarity"], read["both"]]).sentences == [told]
@@ -189,7 +189,7 @@ def test_pairs_are_the_same_texts_whichever_analyses_read_them(saved_model):
 def test_seeds_are_those_from_which_weights_were_drawn(saved_model):
     drawn = [measured(normscope.load(saved_model, random_init=True, seed=seed, device="cpu")) for seed in (0, 1, 2, 2)]
     sentences = normscope.compare(drawn).sentences
-    assert sentences[0].startswith("Runs 2 and 3 measured the same")
+    assert sentences[0].startswith("2 runs of model.seed=2 measured the same")
     assert " over 3 seeds (95% interval " in sentences[1]
     (sentence,) = normscope.compare([measured(saved_model), drawn[0]]).sentences
     assert sentence.startswith("Whether model.random_init=true differs from model.random_init=false cannot be tested")

@@ -57,21 +57,20 @@ def series_styles(
 
 
 _NARROWER = 5 / 6
-"""How much narrower panels may be if that leaves fewer places empty."""
 
 
-def panels_across(number: int, width: float, narrowest: float) -> int:
+def panels_across(number: int, width: float, narrowest: float, *, pliable: bool = False) -> int:
     """Panels per row: as many as fit into the width, in rows as equal as possible.
-
-    They may be narrower by a sixth if that leaves fewer places empty, as of seven panels in two rows instead of three.
 
     Args:
         number: Number of panels.
         width: Width of the figure in inches.
         narrowest: Smallest width of a panel in inches.
+        pliable: Whether panels may be narrower by a sixth if that leaves fewer places empty, as of seven panels in two rows
+            instead of three.
     """
     arrangements = []
-    for least in (narrowest, narrowest * _NARROWER):
+    for least in (narrowest, narrowest * _NARROWER) if pliable else (narrowest,):
         fitting = min(max(number, 1), max(1, int(width / least)))
         down = max(1, -(-number // fitting))
         across = -(-number // down) or 1

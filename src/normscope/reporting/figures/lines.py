@@ -42,7 +42,7 @@ _HEADROOM = 0.05
 def lines(figure: Lines, width: float) -> Canvas:
     """Line plots: series labelled at their ends in a single panel, by a legend above several panels."""
     panels = [None] if figure.panel is None else _panels(figure)
-    across = panels_across(len(panels), width, 2.0 if width >= 5 else 1.5)
+    across = panels_across(len(panels), width, 2.0 if width >= 5 else 1.5, pliable=True)
     down = -(-len(panels) // across)
     height = (
         min(2.9, 0.6 * width) if len(panels) == 1 else row_height(down, 1.75 if width / across >= 2 else 1.45) * down

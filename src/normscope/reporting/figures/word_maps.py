@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from normscope.reporting.figure_text import word_label
 from normscope.reporting.figures.heatmaps import colour_scale, scale_beside, write_numbers
 from normscope.reporting.figures.layout import POINTS_PER_INCH, TALLEST, every, fitted, text_width
-from normscope.reporting.figures.style import accent, magnitudes, points
+from normscope.reporting.figures.style import SMALL, accent, magnitudes, points
 from normscope.reporting.palette import DIVERGING, ON_MUCH
 from normscope.results.figures import WordMaps, end_of_scale
 from normscope.rounding import brief
@@ -21,10 +21,12 @@ _NUMBERED_CELL = 0.42
 """Inches: wide enough for a sign and three decimals."""
 _EASY = 0.8
 """As many maps as possible stand side by side, with cells of at least this share of the largest size in any arrangement."""
-_SCALE = 0.45
-"""Inches of the colour scale below the maps."""
-_TITLE = 0.2
-"""Inches of a line of the titles."""
+_BAR = 0.3
+"""Inches of the colour scale below the maps, without its text."""
+_BESIDE = 0.45
+"""Inches of a colour scale beside a map."""
+_TITLE = 1.8
+"""The height of a line of the titles as a multiple of its letters' size."""
 _SMALLEST_CELL = 0.01
 """Inches."""
 _SMALLEST_TEXT = 6.0
@@ -56,9 +58,13 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
     # A map is never stretched beyond square cells: what is left of the width stays empty beside it.
     size = min(size, max(_SMALLEST_TEXT, _LINE * POINTS_PER_INCH * cell))
     line = size / _LINE / POINTS_PER_INCH
-    scale = _SCALE if figure.largest is not None or down == 1 else 0.0
-    titles = {panel: fitted(title, width / across - 0.2) for panel, title in figure.panel_titles.items()}
-    above = 0.1 + _TITLE * max(title.count("\n") + 1 for title in titles.values())
+    is_beside = figure.largest is None and down > 1
+    label = figure.value_label or (f"part of the {figure.measure}" if figure.measure else "")
+    scale = 0.0 if is_beside else _scale(label)
+    room = width / across - 0.2 - (_BESIDE if is_beside else 0.0)
+    titles = {panel: fitted(title, room) for panel, title in figure.panel_titles.items()}
+    lines = max(title.count("\n") + 1 for title in titles.values())
+    above = 0.1 + _TITLE * lines * points("axes.titlesize") / POINTS_PER_INCH
     # Above a place that is left empty in the last row, the words of the columns are written, too.
     labelled = 2 if down > 1 and len(panels) % across else 1
     canvas = Canvas(
@@ -90,7 +96,6 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.grid(visible=False)
-    label = figure.value_label or (f"part of the {figure.measure}" if figure.measure else "")
     if figure.largest is not None:
         colour_scale(canvas, grid.flat[0].images[0], grid, width, label)
     elif down == 1:
@@ -99,7 +104,15 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
     else:
         for axes in grid.flat[: len(panels)]:
             scale_beside(canvas, axes.images[0], axes, cell * len(rows))
+    # The first of two layouts finds the room for words at an angle, from which titles of several lines get theirs.
+    canvas.get_layout_engine().execute(canvas)  # type: ignore[union-attr]
     return canvas
+
+
+def _scale(label: str) -> float:
+    """Inches of the colour scale below the maps, with its numbers and its label."""
+    lines = points(scale=SMALL) + (points("axes.labelsize") if label else 0.0)
+    return _BAR + 1.6 * lines / POINTS_PER_INCH
 
 
 def _arrangement(sizes: tuple[int, int, int], room: tuple[float, float], largest: float) -> tuple[int, float]:
