@@ -74,19 +74,7 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for position, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
-        table = figure.table[figure.table[figure.panel] == panel]
-        values = figure.values_of(panel)
-        # In reading order: the first word is at the top.
-        if figure.largest is None:
-            end, beyond = end_of_scale(values.to_numpy(dtype=float))
-            axes.imshow(values, cmap=magnitudes(), vmin=0, vmax=end, aspect="equal")
-            if figure.digits is None:
-                _write_beyond(axes, values.to_numpy(dtype=float), beyond, cell)
-        else:
-            axes.imshow(values, cmap=DIVERGING, vmin=-figure.largest, vmax=figure.largest, aspect="equal")
-        _frames(axes, figure, table)
-        if figure.digits is not None:
-            write_numbers(axes, values, figure.digits, min(points("xtick.labelsize"), 0.24 * 72 * cell))
+        _draw(axes, figure, panel, cell)
         axes.set_title(titles[panel])
         along = every(list(columns), cell * len(columns), line) if position + across >= len(panels) else []
         up = every(list(rows), cell * len(rows), line) if position % across == 0 else []
@@ -96,17 +84,46 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.grid(visible=False)
-    if figure.largest is not None:
-        colour_scale(canvas, grid.flat[0].images[0], grid, width, label)
-    elif down == 1:
-        for axes in grid.flat[: len(panels)]:
-            colour_scale(canvas, axes.images[0], axes, width / across, label)
-    else:
-        for axes in grid.flat[: len(panels)]:
-            scale_beside(canvas, axes.images[0], axes, cell * len(rows))
+    _scales(canvas, figure, grid, cell * len(rows), label)
     # The first of two layouts finds the room for words at an angle, from which titles of several lines get theirs.
     canvas.get_layout_engine().execute(canvas)  # type: ignore[union-attr]
     return canvas
+
+
+def _draw(axes: Axes, figure: WordMaps, panel: str, cell: float) -> None:
+    """Draw one map, with its frames and numbers. In reading order: the first word is at the top."""
+    values = figure.values_of(panel)
+    if figure.largest is None:
+        end, beyond = end_of_scale(values.to_numpy(dtype=float))
+        axes.imshow(values, cmap=magnitudes(), vmin=0, vmax=end, aspect="equal")
+        if figure.digits is None:
+            _write_beyond(axes, values.to_numpy(dtype=float), beyond, cell)
+    else:
+        axes.imshow(values, cmap=DIVERGING, vmin=-figure.largest, vmax=figure.largest, aspect="equal")
+    _frames(axes, figure, figure.table[figure.table[figure.panel] == panel])
+    if figure.digits is not None:
+        write_numbers(axes, values, figure.digits, min(points("xtick.labelsize"), 0.24 * 72 * cell))
+
+
+def _scales(canvas: Canvas, figure: WordMaps, grid: np.ndarray, high: float, label: str) -> None:
+    """One colour scale below all maps if they share it, else one for each: below a single row of maps, beside those of several.
+
+    Args:
+        canvas: The figure's.
+        figure: What is drawn.
+        grid: The axes of the maps, in rows.
+        high: Height of a map in inches.
+        label: What the colours mean.
+    """
+    shown = grid.flat[: len(figure.panel_titles)]
+    if figure.largest is not None:
+        colour_scale(canvas, shown[0].images[0], grid, canvas.get_figwidth(), label)
+        return
+    for axes in shown:
+        if len(grid) == 1:
+            colour_scale(canvas, axes.images[0], axes, canvas.get_figwidth() / grid.shape[1], label)
+        else:
+            scale_beside(canvas, axes.images[0], axes, high)
 
 
 def _scale(label: str) -> float:
