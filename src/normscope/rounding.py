@@ -161,6 +161,12 @@ def counted(count: float, noun: str, plural: str | None = None) -> str:
     return f"{count:,.0f} {noun if count == 1 else plural or f'{noun}s'}"
 
 
+def ordinal(place: int) -> str:
+    """A place in order, from 1: `1st`, `2nd`, `3rd`, `11th`."""
+    ending = "th" if place % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
+    return f"{place:,}{ending}"
+
+
 def differ(one: float, other: float) -> bool:
     """Whether a sentence may call one number the larger: by at least a unit of the third digit, so not by rounding alone.
 

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 import torch
+from markupsafe import Markup
 
 from normscope.analyses.registry import analyses
 from normscope.reporting.comparison import compare as compare_runs
@@ -27,6 +28,7 @@ from normscope.reporting.comparison.runs import read as runs_in
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figures.style import styled
 from normscope.reporting.options import PAGE
+from normscope.reporting.page.elements import table as html_table
 from normscope.results.figures import Heatmaps
 from normscope.results.measures import families
 from normscope.results.result import Result
@@ -164,6 +166,22 @@ def test_differences_and_seeds(tmp_path):
     mean, error = np.mean(numbers), pd.Series(numbers).std() / 3**0.5
     end = np.log(mean / (1 - mean)) + 4.30265 * error / (mean * (1 - mean))  # a share: on the scale of log-odds
     assert row["high"] == pytest.approx(1 / (1 + np.exp(-end)), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("folders", "labels"),
+    [
+        (["base", "tuned"], ["base", "tuned"]),
+        (["0", "1"], ["weights=aaaaaaaa (1st run)", "weights=bbbbbbbb (2nd run)"]),
+        (["one/final", "two/final"], ["weights=aaaaaaaa (1st run)", "weights=bbbbbbbb (2nd run)"]),
+    ],
+)
+def test_runs_that_only_digests_tell_apart_are_called_by_their_folders(tmp_path, folders, labels):
+    """A model that was trained in place: the same name, other weights."""
+    runs = {tmp_path / folder: _run() for folder in folders}
+    for result, digest in zip(runs.values(), "ab", strict=True):
+        result.facts.update(weights_from="files", model_sha256=digest * 64, training=None)
+    assert list(compare_runs.compared(runs, []).runs["label"]) == labels
 
 
 def test_different_analyses_of_one_model_share_a_label(tmp_path):
@@ -314,8 +332,8 @@ def test_the_page_links_to_reports_and_lists_what_was_swept(tmp_path):
     (first / "report.html").write_text("report")
     page = compare_runs.write(compare_runs.compared(runs, []), tmp_path / "compared").read_text()
     assert "<h1>2 seeds of model on wikitext</h1>" in page
-    assert '<a href="../a%20run%27s%20%231/model0/report.html">model0</a>' in page
-    assert "model1</a>" not in page, "a run without a report is not linked"
+    assert '<a href="../a%20run%27s%20%231/model0/report.html">model.seed=0</a>' in page
+    assert "model.seed=1</a>" not in page, "a run without a report is not linked"
     table = page[page.index("<table>") : page.index("</table>")]
     assert re.findall(r"<th [^>]*>(.*?)</th>", table) == ["run", "seed", "sequences", "tokens", "time"]
     assert "1 min 14 s" in table
@@ -741,3 +759,39 @@ def test_a_sweep_keeps_what_comparisons_need(sweep):
     for (group, metric), difference in by_group.items():
         assert difference == pytest.approx(means[group, metric] - means[found.baseline_group, metric])
     assert set(found.heatmaps["group"]) == {found.baseline_group, *by_group.index.get_level_values("group")}
+
+
+def test_the_page_ends_with_a_line_for_each_run_and_draws_only_what_changes(tmp_path):
+    """By hand: layer 2 goes from 27 to 61%; weights stay, and are named."""
+    block, weights = "mixing/attnresln_n/mean", "mixing/attn_w/mean"
+    runs = [
+        _run(
+            name=f"models/{name}",
+            analysis="mixing",
+            metrics={weights: 0.96, block: (0.25 + last) / 2},
+            curves=[(weights, 1, 0.5, 0.96), (weights, 2, 1.0, 0.96), (block, 1, 0.5, 0.25), (block, 2, 1.0, last)],
+        )
+        for name, last in (("base", 0.27), ("tuned", 0.61))
+    ]
+    page = comparison_page(_compared(tmp_path, *runs))
+    titles = re.findall(r"<h2[^>]*>(.*?)</h2>", page)
+    assert titles == ["Verdict", "By layer", "Tables", "Runs"]
+    assert "Not drawn, since nothing changes: Mixing ratios (attention weights, Attn-W)." in page
+    table = page[page.index("<table>") : page.index("</table>")]
+    assert re.findall(r"<th [^>]*>(.*?)</th>", table)[:3] == [
+        "run",
+        "mixing ratio (attention block, AttnResLn-N)",
+        "furthest from base",
+    ]
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row)[:3] for row in table.split("<tr>")[2:]]
+    assert rows == [["base", "26.0%", ""], ["tuned", "43.0%", "layer 2: 27% → 61%"]]
+    told = page[page.index('id="verdict"') : page.index('id="layers"')]
+    assert told.count("<figure") == 1, "the curve of the measure that is named"
+
+
+def test_the_title_of_a_long_cell_is_its_text_also_if_it_is_a_link():
+    link = Markup('<a href="{}">{}</a>').format("x" * 80, "step <1>")
+    shown = html_table(pd.DataFrame({"run": pd.Series([link, "y" * 200], dtype=object)}), "Runs")
+    assert 'title="step' not in shown
+    assert f'title="{"y" * 200}"' in shown
+    assert str(link) in shown

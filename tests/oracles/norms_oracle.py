@@ -70,7 +70,7 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         metrics=metrics,
         curves=curves | {"expansion": rates["rate"].to_dict()},
         figures=_shares_figure(by_layer, present)
-        | _figures(by_layer, by_head, pairs)
+        | _figures(by_layer, by_head, pairs, _by_head(keys, ["all"])["alpha_f"].groupby("layer").mean())
         | _figures_of_dispersion(dispersion["f"], singular, options),
         summary=_summary_of_dispersion(dispersion)
         if options.opens_with is NormsOpening.dispersion
@@ -380,17 +380,18 @@ def _shares_figure(by_layer, present: Sequence[str]) -> dict[str, Picture]:
     return {"shares": Picture(drawn, {"order": list(dict.fromkeys(rows.values()))})}
 
 
-def _figures(by_layer, by_head, pairs) -> dict[str, Picture]:
+def _figures(by_layer, by_head, pairs, norms_of_all) -> dict[str, Picture]:
     shown = set(by_head.index.get_level_values("category"))
     parts = shown - {"all"} or shown
     points = {category: _of(pairs, category)[["f", "alpha"]].itertuples(index=False, name=None) for category in parts}
+    titles = {"alpha": "attention weight α", "alpha_f": "norms Σ‖αf(x)‖", "share": "signed share of the output"}
     grid = {"alpha": "α, summed over keys", "alpha_f": "‖αf(x)‖, summed over keys", "f": "‖f(x)‖, mean"}
     return {
         "by_layer": Picture(
             {
-                (MEASURES[measure], category, layer): value
+                (category, titles[measure], layer): 100 * value / (norms_of_all[layer] if measure == "alpha_f" else 1)
                 for (layer, category, measure), value in by_layer["sequence_mean"].items()
-                if category in parts
+                if category in parts and measure in titles
             }
         ),
         "by_head": Picture(

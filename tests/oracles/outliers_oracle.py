@@ -122,9 +122,10 @@ def criterion(specimen: Specimen, options: OutliersOptions) -> str:
         "sigma": "standard deviations from the mean",
         "mad": "median absolute deviations (× 1.4826) from the median",
     }[options.criterion.value]
+    layers = specimen.loaded.layers + 1
     return (
-        f"mean more than {options.threshold:g} {unit} of the layer's dimensions, in at least {options.share:.0%} of layers 0 "
-        f"to {specimen.loaded.layers}"
+        f"mean more than {options.threshold:g} {unit} of the layer's dimensions, in at least "
+        f"{int(np.ceil(options.share * layers))} of the {layers} layers"
     )
 
 

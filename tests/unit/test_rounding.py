@@ -20,6 +20,7 @@ from normscope.rounding import (
     in_points,
     movement,
     number,
+    ordinal,
     percentage,
     shares_differ,
 )
@@ -107,6 +108,14 @@ def test_what_is_written_is_within_half_a_digit(value):
     back = float(f"{digits}e{exponent}")
     assert back == pytest.approx(value, rel=0.00500001, abs=5e-324)
     assert len(digits.lstrip("-").replace(".", "").lstrip("0")) <= 3 or abs(value) >= 1000
+
+
+@pytest.mark.parametrize(
+    ("place", "written"),
+    [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (12, "12th"), (21, "21st"), (113, "113th")],
+)
+def test_places_in_order(place, written):
+    assert ordinal(place) == written
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,9 @@ def describe_figures(shown: pd.DataFrame, overall: pd.DataFrame, change: pd.Data
             overall,
             METHODS,
             "Mean mixing ratio over all tokens, by layer, from the attention weights to the end of the layer. The gap between "
-            "the attention block and the last method is what the network and the steps after it change.",
+            "the attention block and the last method is what the network and the steps after it change; the other methods are "
+            "thin and grey.",
+            beside=["atb_n"],
         ),
     }
     known = change[change["mean"].notna()]

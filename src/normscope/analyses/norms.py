@@ -217,8 +217,9 @@ class NormsAnalysis(Analysis):
         metrics = {**rolled.metrics, **self._with_equal_weights(), **_mean_rates(expansion)}
         curves = rolled.curves if expansion is None else {**rolled.curves, "expansion": expansion["rate"]}
         drawn = dispersion.drawn_heads(maps, self.options.singular_value_heads, self.options.seed)
+        shares = _shares_by_layer(by_layer, self._by_layer(of_heads))
         figures = (
-            describe_figures(by_layer, by_head, self._sampled(), rolled.metrics),
+            describe_figures(shares, by_head, self._sampled(), rolled.metrics),
             dispersion.figures(spread, drawn, metrics),
         )
         overall = correlation[correlation["layer"] == 0].set_index("category")
@@ -406,22 +407,49 @@ def _summary(by_layer: pd.DataFrame, correlation: pd.DataFrame, *, has_output_bi
     )
 
 
+def _shares_by_layer(by_layer: pd.DataFrame, every: pd.DataFrame) -> pd.DataFrame:
+    """What each category has of α, of Σ‖αf(x)‖ and of the attention output, in per cent.
+
+    Args:
+        by_layer: The table `by_layer`.
+        every: The same for all categories, with the norms of all tokens.
+
+    Returns:
+        layer, category, measure (`alpha`, `alpha_f`, `share`), percent.
+    """
+    wide = by_layer.pivot(index=["layer", "category"], columns="measure", values="sequence_mean")
+    of_all = every[(every["category"] == ALL) & (every["measure"] == "alpha_f")].set_index("layer")["sequence_mean"]
+    norms = wide["alpha_f"].div(of_all, level="layer")
+    parts = 100 * wide[["alpha", "share"]].assign(alpha_f=norms)
+    long = (
+        parts.rename_axis(columns=None)
+        .reset_index()
+        .melt(["layer", "category"], var_name="measure", value_name="percent")
+    )
+    order = {category: place for place, category in enumerate(dict.fromkeys(by_layer["category"]))}
+    return long.sort_values(
+        ["category", "layer"], key=lambda own: own.map(order) if own.name == "category" else own, ignore_index=True
+    )
+
+
 def describe_figures(
-    by_layer: pd.DataFrame, by_head: pd.DataFrame, sample: pd.DataFrame, metrics: Mapping[str, float]
+    shares: pd.DataFrame, by_head: pd.DataFrame, sample: pd.DataFrame, metrics: Mapping[str, float]
 ) -> dict[str, Figure]:
     """Shares of weight, norm and output by category; then figures 3, 4 (and 10 to 12) and 5 of the paper.
 
     Args:
+        shares: See `_shares_by_layer`.
+        by_head: The table `by_head`.
         sample: Pairs of a query and a visible key.
         metrics: Numbers by name.
     """
     reported = list(dict.fromkeys(by_head["category"]))
     categories = [category for category in reported if category != ALL] or reported
     points = sample.assign(category=ALL) if categories == [ALL] else sample
-    shares = _shares(metrics)
-    drawn: dict[str, Figure] = {"shares": _shares_figure(shares)} if shares else {}
+    overall = _shares(metrics)
+    drawn: dict[str, Figure] = {"shares": _shares_figure(overall)} if overall else {}
     return drawn | {
-        "by_layer": _by_layer_figure(_rows_of(categories, by_layer)),
+        "by_layer": _by_layer_figure(_rows_of(categories, shares)),
         "by_head": _by_head_figure(_rows_of(categories, by_head)),
         "scatter": _scatter_figure(_rows_of(categories, points), categories, metrics),
     }
@@ -487,20 +515,27 @@ def _shares_figure(shares: Mapping[str, Mapping[str, float]]) -> Dots:
     )
 
 
+_PARTS = {"alpha": "attention weight α", "alpha_f": "norms Σ‖αf(x)‖", "share": "signed share of the output"}
+"""What a category has parts of."""
+
+
 def _by_layer_figure(table: pd.DataFrame) -> Lines:
     return Lines(
         table=table,
         x="layer",
-        y="sequence_mean",
-        series="category",
-        series_titles={category: category for category in dict.fromkeys(table["category"])},
-        panel="measure",
-        panel_titles=MEASURES,
-        y_label="mean over heads",
+        y="percent",
+        series="measure",
+        series_titles=_PARTS,
+        panel="category",
+        panel_titles={category: category for category in dict.fromkeys(table["category"])},
+        sharey=True,
+        y_label="share of all tokens (%)",
+        leading="alpha_f",
+        behind=["share"],
         caption=(
-            "Weight α and contribution ‖αf(x)‖ of each category, summed over its keys for each query; the mean norm ‖f(x)‖ of "
-            "its keys' vectors; and the signed share of its keys in the attention output, summed over heads (below 0, they "
-            "point against the output). A category that is high in α but low in ‖αf(x)‖ receives weight but contributes little."
+            "What the keys of each category have of the attention weight α, of the norms Σ‖αf(x)‖ (strong) and, along the "
+            "output vectors, of the attention output (grey; below 0, they point against it), by layer. Where the strong line "
+            "lies below that of α, the category receives weight but contributes little."
         ),
     )
 

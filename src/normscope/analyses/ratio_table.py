@@ -236,15 +236,19 @@ def ratio_maps(shown: pd.DataFrame, titles: Mapping[str, str], caption: str) -> 
     )
 
 
-def ratio_lines(overall: pd.DataFrame, titles: Mapping[str, str], caption: str) -> Lines:
+def ratio_lines(
+    overall: pd.DataFrame, titles: Mapping[str, str], caption: str, beside: Collection[str] | None = None
+) -> Lines:
     """A line for each method: its mean ratios over all tokens, by layer.
 
     Args:
         overall: The ratios over all tokens.
         titles: Titles of the methods. The last one that was measured includes most of the block, and leads.
         caption: What the lines show, and how to read them.
+        beside: The methods that the last one is compared with; None for all.
     """
     measured = set(overall["method"])
+    leading = next((method for method in reversed([*titles]) if method in measured), "")
     return Lines(
         table=_in_percent(overall),
         x="layer",
@@ -254,7 +258,8 @@ def ratio_lines(overall: pd.DataFrame, titles: Mapping[str, str], caption: str) 
         y_label="mean mixing ratio (%)",
         limits=(0.0, 100.0),
         caption=caption,
-        leading=next((method for method in reversed([*titles]) if method in measured), ""),
+        leading=leading,
+        behind=[] if beside is None else [method for method in titles if method not in (*beside, leading)],
     )
 
 

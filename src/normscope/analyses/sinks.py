@@ -28,7 +28,7 @@ from normscope.models.blocks.block import AttentionBlock
 from normscope.models.facts import ModelFacts
 from normscope.models.load.interventions import InterventionRunner
 from normscope.results.codes import category_name
-from normscope.results.figures import Figure, Heatmaps, Lines
+from normscope.results.figures import Dots, Figure, Heatmaps, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, curves_of, metrics_of
@@ -449,29 +449,28 @@ def describe_figures(
     figures: dict[str, Figure] = {}
     massive = f" Those of single tokens and dimensions are {_size(metrics)}." if metrics.get("massive/count") else ""
     if len(of_sink):
-        position, inputs = of_sink["position"].iloc[0], list(dict.fromkeys(of_sink["inputs"]))
+        position = of_sink["position"].iloc[0]
         of, is_a, seen, its = ("the first token", "is a sink", "it", "its")
         if position != FIRST:
             of, is_a, seen, its = (f"{category_name(position)} tokens", "are sinks", "them", "their")
         labels = [_label(name, bos, first_token) for name, bos in zip(of_sink["inputs"], of_sink["bos"], strict=True)]
+        table = of_sink.assign(variant=labels).reset_index(drop=True)
         figures["rate"] = Heatmaps(
-            table=of_sink.assign(variant=labels).reset_index(drop=True),
-            panel="variant",
-            values={
-                "sink_rate": "sink rate",
-                "mass": "share of the weight",
-                "contribution": "share of the contribution",
-            },
+            table=table[table["variant"] == labels[0]].reset_index(drop=True),
+            values=_SHARES,
             row="layer",
             column="head",
             limits=(0.0, 1.0),  # of a rate as of a share
+            value_label="share",
             caption=(
                 f"How often {of} {is_a} of each head (a mean weight of more than {options.epsilon:g} over the queries that see "
-                f"{seen}), and {its} share of the head's weight and of the norms of what the head contributes: on "
-                f"{enumeration([_WORDS[name] for name in inputs])}, in sequences of {options.length} tokens. Where the "
-                "contribution is paler than the weight, the vectors are short: the sink takes weight but contributes little."
+                f"{seen}), and {its} share of the head's weight and of the norms of what the head contributes, on "
+                f"{labels[0]}, in sequences of {options.length} tokens. Where the contribution is paler than the weight, the "
+                "vectors are short: the sink takes weight but contributes little."
             ),
         )
+        if len({*labels}) > 1:
+            figures["by_input"] = _by_input(table, of, is_a, its)
     figures["largest"] = Lines(
         table=largest.rename("largest").reset_index().assign(series="largest |x|"),
         x="layer",
@@ -485,6 +484,35 @@ def describe_figures(
         ),
     )
     return figures
+
+
+_SHARES = {"sink_rate": "sink rate", "mass": "share of the weight", "contribution": "share of the contribution"}
+"""What the figures show of the sink."""
+
+
+def _by_input(table: pd.DataFrame, of: str, is_a: str, its: str) -> Dots:
+    """The means of all heads on each input.
+
+    Args:
+        table: The rows of `describe_figures`, with the column `variant`.
+        of: The position, in words.
+        is_a: That it is a sink, or that they are.
+        its: Its pronoun.
+    """
+    means = 100 * table.groupby("variant", sort=False)[list(_SHARES)].mean()
+    return Dots(
+        table=means.reset_index().melt("variant", var_name="measure", value_name="percent"),
+        row="variant",
+        value="percent",
+        panel="measure",
+        panel_titles=_SHARES,
+        value_label="mean of the heads (%)",
+        reference=None,
+        caption=(
+            f"How often {of} {is_a} on each input, and {its} share of the weight and of the norms of what heads contribute: "
+            "means over all heads. Where a sink hardly differs between inputs, its place makes it one, not its token."
+        ),
+    )
 
 
 def sentences_of(metrics: Mapping[str, float], first_token: str = "BOS", length: int | None = None) -> list[Sentence]:
@@ -538,7 +566,7 @@ def _elsewhere(metrics: Mapping[str, float], first_token: str) -> list[Sentence]
         return []
     whose = "whichever token comes first" if position == FIRST else f"{category_name(position)} tokens"
     parts = [f"{brief_share(rate, *rates.values())} {words}" for words, rate in rates.items()]
-    return [Sentence(f"The sink rate of {whose} is {enumeration(parts)}.", figure="rate", table="by_head")]
+    return [Sentence(f"The sink rate of {whose} is {enumeration(parts)}.", figure="by_input", table="by_head")]
 
 
 def _massive(metrics: Mapping[str, float]) -> list[Sentence]:

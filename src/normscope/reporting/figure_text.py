@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import Formatter, LogLocator, NullFormatter
@@ -141,11 +142,15 @@ _DIGITS_OF_TICKS = 1
 
 
 class _Ticks(LogLocator):
-    """Powers of ten; 1, 2 and 5 times them if the axis spans less than two."""
+    """Powers of ten; 1, 2 and 5 times them if the axis spans less than two; all digits if only one of these is on it."""
 
     def tick_values(self, vmin: float, vmax: float) -> Any:
         low, high = sorted((vmin, vmax))
         self.set_params(subs=(1.0,) if high / max(low, 1e-300) >= _DECADES else (1.0, 2.0, 5.0))
+        ticks = np.asarray(super().tick_values(vmin, vmax))
+        if high / max(low, 1e-300) >= _DECADES or ((ticks >= low) & (ticks <= high)).sum() > 1:
+            return ticks
+        self.set_params(subs=tuple(map(float, range(1, 10))))
         return super().tick_values(vmin, vmax)
 
 

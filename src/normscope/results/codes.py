@@ -61,3 +61,9 @@ def in_words(code: str) -> str:
 def in_prose(text: str) -> str:
     """A declaration's text with words for the codes that it quotes."""
     return _QUOTED.sub(lambda code: in_words(code[1]), text)
+
+
+def panel_title(panel: str) -> str:
+    """The title of a panel, with the category that may end it as papers write it: `α, summed over keys, [CLS]`."""
+    start, comma, category = panel.rpartition(", ")
+    return f"{start}{comma}{category_name(category)}"

@@ -96,6 +96,8 @@ class Lines:
     """Whether x counts training steps, on a logarithmic axis that has room for step 0."""
     leading: str = ""
     """The line that the figure is about, which is the strongest; empty if all are equal."""
+    behind: Sequence[str] = ()
+    """Lines that the figure is not about, which are thin and grey."""
 
     def __post_init__(self) -> None:
         if self.series_titles is not None:
@@ -243,6 +245,8 @@ class WordMaps:
     """What all cells add up to, if the rows and columns are those of a `TextPair`; pages then show it as an interactive map."""
     number: int = 0
     """That of the `TextPair`."""
+    value_label: str = ""
+    """What the colours mean; by default what `measure` says, or else the titles of the panels do."""
 
     def values_of(self, panel: str) -> pd.DataFrame:
         """The matrix of a panel."""
