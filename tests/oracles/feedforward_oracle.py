@@ -333,11 +333,11 @@ def _sentences(
         change = f"about the same: {amount}"
     before, after = curves["atb_n/mean"], curves[f"{'atbffresln_n' if post else 'atbffres_n'}/mean"]
     largest = max(before, key=lambda layer: abs(after[layer] - before[layer]))
+    where = f". The change is largest in layer {largest}: from {percent(before[largest])} to {percent(after[largest])}"
     return [
         f"After the whole layer, the mean mixing ratio is {percent(last)}; after the attention block, it is "
-        f"{percent(metrics['atb_n/mean'])}{in_points(*of_layer, len(specimen.sequences))}. The "
-        f"change is largest in layer {largest}: from {percent(before[largest])} to "
-        f"{percent(after[largest])}.",
+        f"{percent(metrics['atb_n/mean'])}{in_points(*of_layer, len(specimen.sequences))}"
+        f"{where if len(before) > 1 else ''}.",
         f"The feed-forward network alone changes the order of contributions by {three_digits(alone).removeprefix('+')} "
         f"(1 − Spearman's ρ); with what follows it in the layer, the change is {change}.",
     ]

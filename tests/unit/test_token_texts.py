@@ -13,6 +13,7 @@ from normscope.data.words import unit_texts
 from normscope.errors import InputError
 from normscope.live.predictions import prediction_of
 from normscope.models.load.predictor import token_number
+from normscope.results.token_labels import label
 from tests.one_text import attribute, decompose
 
 
@@ -108,7 +109,7 @@ def test_shown_tokens_can_be_asked_for(of_bytes):
     for piece, shown in named.items():
         number = of_bytes.convert_tokens_to_ids(piece)
         assert token_number(model.tokenizer, shown) == token_number(model.tokenizer, number) == number
-        assert repr(shown) in attribute(model, "é 北京", NextToken(shown)).what
+        assert repr(label(shown)) in attribute(model, "é 北京", NextToken(shown)).what
     with pytest.raises(InputError, match=r"expected a single token, got 6: \['⟨E5⟩', '⟨8C⟩'"):
         token_number(model.tokenizer, "北北")
 

@@ -308,40 +308,7 @@ def sentences_of(
         of_layer: The first ratio less the second, with its interval over sequences.
         sequences: The number of these.
     """
-    sentences: list[Sentence] = []
-    block = metrics.get(_BLOCK)
-    last = _first_of(metrics, *_WHOLE)
-    if block is not None and last is not None:
-        text = (
-            f"After the whole layer, the mean mixing ratio is {brief_share(last, block)}; after the attention block, it is "
-            f"{brief_share(block, last)}"
-        )
-        effect, interval = last - block, None
-        if of_layer is not None:
-            interval = of_layer.ends
-            text += in_points(*of_layer, sequences)
-        place: dict[str, int] = {}
-        before, after = curves.get(_BLOCK), _first_of(curves, *_WHOLE)
-        if before is not None and after is not None and len(before) > 1:
-            layer = max(before.keys(), key=lambda layer: abs(after[layer] - before[layer]))
-            one, other = float(before[layer]), float(after[layer])
-            place = {"layer": int(layer)}
-            effect, interval = other - one, None  # layers are not resampled one by one
-            text += (
-                f". The change is largest in layer {layer}: from {brief_share(one, other)} to {brief_share(other, one)}"
-            )
-        measure = next(name for name in _WHOLE if name in metrics).removesuffix("/mean")
-        sentences.append(
-            Sentence(
-                f"{text}.",
-                figure="by_layer",
-                table="mixing_by_layer",
-                measure=measure,
-                effect=effect,
-                interval=interval,
-                place=place,
-            )
-        )
+    sentences = _after_the_layer(metrics, curves, of_layer, sequences)
     alone, whole = metrics.get("change/ff"), _first_of(metrics, "change/ff+res+ln", "change/ff+res")
     if alone is not None and whole is not None:
         first, then = compared(brief, alone, whole)
@@ -357,6 +324,46 @@ def sentences_of(
             )
         )
     return sentences
+
+
+def _after_the_layer(
+    metrics: Mapping[str, float],
+    curves: "Mapping[str, pd.Series[float]]",
+    of_layer: Interval | None,
+    sequences: int,
+) -> list[Sentence]:
+    """The mixing ratio of the whole layer beside that of the attention block, and where they differ most."""
+    block, last = metrics.get(_BLOCK), _first_of(metrics, *_WHOLE)
+    if block is None or last is None:
+        return []
+    text = (
+        f"After the whole layer, the mean mixing ratio is {brief_share(last, block)}; after the attention block, it is "
+        f"{brief_share(block, last)}"
+    )
+    effect, interval = last - block, None
+    if of_layer is not None:
+        interval = of_layer.ends
+        text += in_points(*of_layer, sequences)
+    place: dict[str, int] = {}
+    before, after = curves.get(_BLOCK), _first_of(curves, *_WHOLE)
+    if before is not None and after is not None and len(before) > 1:
+        layer = max(before.keys(), key=lambda layer: abs(after[layer] - before[layer]))
+        one, other = float(before[layer]), float(after[layer])
+        place = {"layer": int(layer)}
+        effect, interval = other - one, None  # layers are not resampled one by one
+        text += f". The change is largest in layer {layer}: from {brief_share(one, other)} to {brief_share(other, one)}"
+    measure = _method(next(name for name in _WHOLE if name in metrics))
+    return [
+        Sentence(
+            f"{text}.",
+            figure="by_layer",
+            table="mixing_by_layer",
+            measure=measure,
+            effect=effect,
+            interval=interval,
+            place=place,
+        )
+    ]
 
 
 def _first_of(values: Mapping[str, T], *names: str) -> T | None:

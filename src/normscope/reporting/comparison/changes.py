@@ -6,7 +6,7 @@ import pandas as pd
 
 from normscope.reporting.comparison.effects import natural_range
 from normscope.reporting.comparison.significance import over_seeds
-from normscope.results.codes import category_name, panel_title
+from normscope.results.codes import bracketed, category_name, panel_title
 from normscope.results.declare import unitless
 from normscope.results.measures import Family, families, heading, panel_of
 from normscope.rounding import enumeration
@@ -95,7 +95,7 @@ def in_one_line(metrics: Collection[str], *, every: Iterable[str]) -> list[str]:
         every: All measures that could be drawn. A family that does not change at all is named without its members.
     """
     parts = [
-        f"{family.title}{'' if len(still) == len(family.panels) else f' ({_members(family, still)})'}"
+        family.title if len(still) == len(family.panels) else f"{family.title} {bracketed(_members(family, still))}"
         for family in families(every, together=True)
         if (still := [name for name in family.panels if name in metrics])
     ]
@@ -120,7 +120,7 @@ def maps_in_one_line(every: pd.DataFrame, drawn: pd.DataFrame) -> list[str]:
         still = [panel_title(str(panel)) for panel in panels if (figure, label, panel) not in kept]
         title = heading(str(figure).partition("/")[0], unitless(str(label)))
         if still:
-            parts.append(title if len(still) == len(panels) else f"{title} ({enumeration(still)})")
+            parts.append(title if len(still) == len(panels) else f"{title} {bracketed(enumeration(still))}")
     return _line(parts)
 
 
