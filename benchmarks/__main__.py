@@ -1,28 +1,30 @@
 """`make bench`: time and memory relative to the bare forward pass; measuring.py explains the method.
 
-Measures shapes (models and analyses), lengths, and whole commands by phase; `--only` selects some of them. Other tools
-(`--only peers`) run in a separate environment. What is measured on a GPU (`--only cuda`) has steps, which
-`benchmarks/gpu.sh` runs with a time limit each. Writes tables and figures that name the machine.
+Measures shapes (models and analyses), lengths, and whole commands by phase; `--only` selects some of them, or the live page
+in a browser (`--only live`). Other tools (`--only peers`) run in a separate environment. What is measured on a GPU
+(`--only cuda`) has steps, which `benchmarks/gpu.sh` runs with a time limit each. Writes tables and figures that
+name the machine.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks import commands, gpu, peers
+from benchmarks import commands, gpu, live, peers
 from benchmarks.measuring import measured, resident
 from benchmarks.results import machine, show, write
 from benchmarks.scenarios import SUITES, Scenario, prepare
 
-COMMANDS, PEERS, CUDA = "commands", "peers", "cuda"
+COMMANDS, PEERS, LIVE, CUDA = "commands", "peers", "live", "cuda"
 
 
 def _arguments() -> argparse.Namespace:
     """What was asked for on the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="passes per measurement (default 5)")
-    parser.add_argument("--only", nargs="+", choices=[*SUITES, COMMANDS, PEERS, CUDA], help="measure only these")
+    parser.add_argument("--only", nargs="+", choices=[*SUITES, COMMANDS, PEERS, LIVE, CUDA], help="measure only these")
     parser.add_argument("--steps", nargs="+", choices=gpu.STEPS, default=list(gpu.STEPS), help="steps of cuda (all)")
     parser.add_argument("--device", choices=gpu.TABLES, default=gpu.GPU, help="where cuda runs; cpu tries it, small")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="output folder")
@@ -62,11 +64,19 @@ def _measure(suite: str, repeats: int, folder: Path) -> None:
             write(folder, suite, rows)
             print(f"{scenario.shape}, {scenario.length} tokens: {time.monotonic() - started:.0f} s", flush=True)
     else:
-        found = commands.measured_commands(repeats) if suite == COMMANDS else peers.measured_peers(repeats=repeats)
-        for row in found:
+        for row in _rows_of(suite, repeats):
             rows.append(row)
             write(folder, suite, rows)
     show(rows)
+
+
+def _rows_of(suite: str, repeats: int) -> Iterable[dict[str, object]]:
+    """The measurements of a suite that is not made of scenarios."""
+    if suite == COMMANDS:
+        return commands.measured_commands(repeats)
+    if suite == LIVE:
+        return live.measured_typing()
+    return peers.measured_peers(repeats=repeats)
 
 
 if __name__ == "__main__":

@@ -213,7 +213,7 @@ def _from_training(folder: Path) -> Path:
     train(
         [(example.text, example.text_pair or "") for example in training], toy.RECIPE, folder / "m", callbacks=measure
     )
-    label = "mixing ratio of the encoder (AttnResLn-N)"
+    label = "mixing ratio of the encoder (attention block, AttnResLn-N)"
     _save(callbacks[0].figure("mixing/attnresln_n/mean", label), figures / "training_mixing.png")
     return folder
 

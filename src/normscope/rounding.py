@@ -161,6 +161,12 @@ def counted(count: float, noun: str, plural: str | None = None) -> str:
     return f"{count:,.0f} {noun if count == 1 else plural or f'{noun}s'}"
 
 
+def ordinal(place: int) -> str:
+    """A place in order, from 1: `1st`, `2nd`, `3rd`, `11th`."""
+    ending = "th" if place % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
+    return f"{place:,}{ending}"
+
+
 def differ(one: float, other: float) -> bool:
     """Whether a sentence may call one number the larger: by at least a unit of the third digit, so not by rounding alone.
 
@@ -190,6 +196,41 @@ def movement(before: float, after: float, *beside: float) -> str:
     if abs(after - before) < 0.02:  # whole percentages would exaggerate it or hide it
         start, end = percentage(before), percentage(after)
     return f"{'rises' if after > before else 'falls'} from {start} to {end}"
+
+
+def in_points(difference: float, low: float, high: float, sequences: int) -> str:
+    """A difference with its 95% interval, after the two shares of a sentence; empty without one, and for next to none.
+
+    It is written ` (difference 5.9 points, 95% interval 5.1 to 6.6 over 40 sequences)`, after `, no detectable difference` if
+    the interval contains 0. It has no sign, since the sentence says which of the two shares is larger.
+
+    Args:
+        difference: A share minus the other.
+        low: The lower end of its interval; NaN if there is none.
+        high: The upper end.
+        sequences: The number of sequences that it was resampled over.
+    """
+    if math.isnan(low) or math.isnan(high):
+        return ""
+    detectable = not low <= 0 <= high
+    if detectable and abs(difference) < 0.0005:  # 0.0 points
+        return ""
+    none = "" if detectable else ", no detectable difference"
+    if low == high:
+        return f"{none} (difference {fixed(100 * abs(difference), 1)} points)"
+    ends = sorted(math.copysign(100, difference) * end for end in (low, high))
+    decimals = next((few for few in (1, 2) if fixed(ends[0], few) != fixed(ends[1], few)), 3)
+    size, lower, upper = (fixed(value, decimals) for value in (100 * abs(difference), *ends))
+    interval = f"95% interval {lower} to {upper} over {counted(sequences, 'sequence')}"
+    return f"{none} (difference {size} points, {interval})"
+
+
+def between(low: float, high: float) -> str:
+    """The ends of an interval after a number that it belongs to: ` (95% interval 0.12 to 0.22)`; empty if there is none."""
+    if math.isnan(low) or math.isnan(high):
+        return ""
+    ends = compared(brief, low, high)
+    return f" (95% interval {ends[0]} to {ends[1]})"
 
 
 def enumeration(parts: list[str]) -> str:

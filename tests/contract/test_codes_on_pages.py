@@ -146,7 +146,7 @@ def test_every_number_has_a_name_of_its_own(result):
 def test_codes_are_found():
     for text in ("attnresln_n", "of cls", "`f`", "a controls_mean", "alpha"):
         assert CODE.search(text), text
-    for text in ("[CLS]", "α", "of all", "classes", "##cls", "Attn-N: vectors"):
+    for text in ("[CLS]", "α", "of all", "classes", "##cls", "weighted vectors (Attn-N)"):
         assert not CODE.search(text), text
     assert {*codes(["fast_align", "fast_align_reverse", "alignment/fast_align/aer", "fast_align of attn_n"])} == {
         "fast_align_reverse", "fast_align", "attn_n",

@@ -15,11 +15,13 @@
     const seen = {};
     if (fragments.length) await until(() => document.querySelector(".cells canvas"), "explorer");
     for (const fragment of fragments) {
-      location.hash = fragment;
+      const link = document.querySelector(`a[href="${fragment}"]`);
+      if (link) link.click();
+      else location.hash = fragment;
       await frame();
       await frame();
       const canvas = document.querySelector(".cells canvas");
-      seen[fragment] = { lists: listed(), cells: canvas.width * canvas.height, legend: document.querySelector(".legend").textContent };
+      seen[fragment] = { lists: listed(), cells: canvas.width * canvas.height, legend: [".map-title", ".legend"].map((part) => document.querySelector(part).textContent).join(" ") };
     }
     return seen;
   }
@@ -118,7 +120,7 @@
     result.smooth = getComputedStyle(document.documentElement).scrollBehavior;
     const [viewport, row, column] = [".viewport", ".row-labels", ".column-labels"].map((name) => document.querySelector(name));
     result.sticky = [row, column].map((labels) => getComputedStyle(labels).position);
-    result.dead = [...document.querySelectorAll("a[href^='#']")].filter((link) => !document.getElementById(link.hash.slice(1))).map((link) => link.hash);
+    result.dead = [...document.querySelectorAll("a[href^='#']")].filter((link) => !link.hash.startsWith("#explore?") && !document.getElementById(link.hash.slice(1))).map((link) => link.hash);
     result.dark = getComputedStyle(viewport).getPropertyValue("--ground").trim();
   } catch (error) {
     result.error = String(error.stack);

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 import torch
+from markupsafe import Markup
 
 from normscope.analyses.registry import analyses
 from normscope.reporting.comparison import compare as compare_runs
@@ -27,6 +28,7 @@ from normscope.reporting.comparison.runs import read as runs_in
 from normscope.reporting.drawing import laid_out
 from normscope.reporting.figures.style import styled
 from normscope.reporting.options import PAGE
+from normscope.reporting.page.elements import table as html_table
 from normscope.results.figures import Heatmaps
 from normscope.results.measures import families
 from normscope.results.result import Result
@@ -164,6 +166,22 @@ def test_differences_and_seeds(tmp_path):
     mean, error = np.mean(numbers), pd.Series(numbers).std() / 3**0.5
     end = np.log(mean / (1 - mean)) + 4.30265 * error / (mean * (1 - mean))  # a share: on the scale of log-odds
     assert row["high"] == pytest.approx(1 / (1 + np.exp(-end)), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("folders", "labels"),
+    [
+        (["base", "tuned"], ["base", "tuned"]),
+        (["0", "1"], ["weights=aaaaaaaa (1st run)", "weights=bbbbbbbb (2nd run)"]),
+        (["one/final", "two/final"], ["weights=aaaaaaaa (1st run)", "weights=bbbbbbbb (2nd run)"]),
+    ],
+)
+def test_runs_that_only_digests_tell_apart_are_called_by_their_folders(tmp_path, folders, labels):
+    """A model that was trained in place: the same name, other weights."""
+    runs = {tmp_path / folder: _run() for folder in folders}
+    for result, digest in zip(runs.values(), "ab", strict=True):
+        result.facts.update(weights_from="files", model_sha256=digest * 64, training=None)
+    assert list(compare_runs.compared(runs, []).runs["label"]) == labels
 
 
 def test_different_analyses_of_one_model_share_a_label(tmp_path):
@@ -314,8 +332,8 @@ def test_the_page_links_to_reports_and_lists_what_was_swept(tmp_path):
     (first / "report.html").write_text("report")
     page = compare_runs.write(compare_runs.compared(runs, []), tmp_path / "compared").read_text()
     assert "<h1>2 seeds of model on wikitext</h1>" in page
-    assert '<a href="../a%20run%27s%20%231/model0/report.html">model0</a>' in page
-    assert "model1</a>" not in page, "a run without a report is not linked"
+    assert '<a href="../a%20run%27s%20%231/model0/report.html">model.seed=0</a>' in page
+    assert "model.seed=1</a>" not in page, "a run without a report is not linked"
     table = page[page.index("<table>") : page.index("</table>")]
     assert re.findall(r"<th [^>]*>(.*?)</th>", table) == ["run", "seed", "sequences", "tokens", "time"]
     assert "1 min 14 s" in table
@@ -413,8 +431,8 @@ def test_curves_have_titles_and_axes_in_words():
         "mixing/mean": (
             "Mixing ratios",
             {
-                "mixing/attn_w/mean": ("Attn-W: weights", "mixing ratio (%)"),
-                "mixing/attn_n/mean": ("Attn-N: vectors", "mixing ratio (%)"),
+                "mixing/attn_w/mean": ("attention weights (Attn-W)", "mixing ratio (%)"),
+                "mixing/attn_n/mean": ("weighted vectors (Attn-N)", "mixing ratio (%)"),
             },
         ),
         "norms/f": (
@@ -560,7 +578,7 @@ def test_p_values_at_their_floor_are_upper_bounds(tmp_path, sequences):
 def _cells(group, shift=0.0, figure="mixing/heatmap", layers=(1, 2, 10), depth=10, names=("cls", "all")):
     rows = [
         {"group": group, "figure": figure, "panel": panel, "row": str(layer), "column": name, "value": layer + shift}
-        for panel in ("Attn-W: weights", "Attn-N: vectors")
+        for panel in ("attention weights (Attn-W)", "weighted vectors (Attn-N)")
         for layer in layers
         for name in names
     ]
@@ -586,31 +604,33 @@ def test_maps_of_groups_are_beside_those_of_the_baseline():
     assert part.title == "Mixing ratios", "a figure that the baseline does not have is left out"
     maps, differences = part.figures
     assert (maps.row, maps.column, maps.value_label) == ("layer", "category", "mixing ratio (%)")
-    assert [title for title, _ in maps.panels()] == ["Attn-W: weights", "Attn-N: vectors"]
+    assert [title for title, _ in maps.panels()] == ["attention weights (Attn-W)", "weighted vectors (Attn-N)"]
     assert (maps.diverging, maps.limits) == (False, (0, 10))
-    shown = _maps(maps, "Attn-N: vectors")
+    shown = _maps(maps, "weighted vectors (Attn-N)")
     assert list(shown) == ["a", "b"]
     places = [(layer, name) for layer in (1, 2, 10) for name in ("[CLS]", "all")]
     _same(shown["b"], {(row, name): row + 0.5 if row < 10 else np.nan for row, name in places})
     assert (differences.diverging, differences.value_label) == (True, "difference (percentage points)")
-    changes = _maps(differences, "Attn-N: vectors")
+    changes = _maps(differences, "weighted vectors (Attn-N)")
     assert list(changes) == ["b − a"]
     _same(changes["b − a"], {(row, name): 0.5 if row < 10 else np.nan for row, name in places})
-    table = part.values.set_index(["panel", "layer", "category"]).loc["Attn-N: vectors"]
+    table = part.values.set_index(["panel", "layer", "category"]).loc["weighted vectors (Attn-N)"]
     for title, values in (shown | changes).items():
         _same(table[title].to_dict(), values)
 
 
 def test_panels_of_maps_name_special_tokens_as_papers_do():
-    cells = pd.concat([_cells(group) for group in ("a", "b")]).replace({"panel": {"Attn-W: weights": "α, summed, cls"}})
+    cells = pd.concat([_cells(group) for group in ("a", "b")]).replace(
+        {"panel": {"attention weights (Attn-W)": "α, summed, cls"}}
+    )
     (part,) = maps_of_groups(cells, "a")
-    assert part.values["panel"].unique().tolist() == ["α, summed, [CLS]", "Attn-N: vectors"]
+    assert part.values["panel"].unique().tolist() == ["α, summed, [CLS]", "weighted vectors (Attn-N)"]
 
 
 def test_quantities_of_a_figure_have_scales_of_their_own():
     one, other = _cells("a"), _cells("b", -3.0)
     both = pd.concat([one, other])
-    single = both[both["panel"] == "Attn-N: vectors"].assign(value_title="α", panel="α, cls", value=0.25)
+    single = both[both["panel"] == "weighted vectors (Attn-N)"].assign(value_title="α", panel="α, cls", value=0.25)
     mixed = pd.concat([both, single])
     first, second = maps_of_groups(mixed, "a")
     assert (first.title, second.title) == ("Mixing ratios", "Mixing ratios: α")
@@ -630,7 +650,7 @@ def test_of_many_groups_some_have_maps():
 def test_a_group_may_have_the_name_of_an_axis(name):
     cells = pd.concat([_cells("a"), _cells(name, 0.5)])
     (part,) = maps_of_groups(cells, "a")
-    assert list(_maps(part.figures[0], "Attn-N: vectors")) == ["a", name]
+    assert list(_maps(part.figures[0], "weighted vectors (Attn-N)")) == ["a", name]
 
 
 @pytest.mark.parametrize(("deep", "shallow"), [(12, 6), (3, 2), (5, 4), (2, 1)])
@@ -643,7 +663,7 @@ def test_maps_of_models_of_different_depth_are_compared_by_relative_depth(deep, 
         ]
     )
     (part,) = maps_of_groups(cells, "a")
-    maps, differences = (_maps(figure, "Attn-N: vectors") for figure in part.figures)
+    maps, differences = (_maps(figure, "weighted vectors (Attn-N)") for figure in part.figures)
     for layer in range(1, deep + 1):
         other = int((layer - 0.5) / deep * shallow) + 1
         assert maps["a"][layer, "[CLS]"] == other
@@ -655,7 +675,7 @@ def test_maps_of_models_of_different_depth_are_compared_by_relative_depth(deep, 
 def test_layers_that_a_run_left_out_have_no_difference():
     cells = pd.concat([_cells("a", layers=(1, 2), depth=2), _cells("b", layers=(1, 4), depth=4)])
     (part,) = maps_of_groups(cells, "a")
-    found = {row: value for (row, _), value in _maps(part.figures[1], "Attn-N: vectors")["b − a"].items()}
+    found = {row: value for (row, _), value in _maps(part.figures[1], "weighted vectors (Attn-N)")["b − a"].items()}
     _same(found, {1: 0, 2: np.nan, 3: np.nan, 4: 2})
 
 
@@ -667,9 +687,9 @@ def test_layers_that_several_runs_have_measured_are_one_map():
     assert part.title == "Mixing ratios", "a figure without layers is left out"
     (grid,) = part.figures
     assert (grid.row, grid.column, grid.limits) == ("layer", "category", (0, 3))
-    assert [title for title, _ in grid.panels()] == ["Attn-W: weights", "Attn-N: vectors"]
+    assert [title for title, _ in grid.panels()] == ["attention weights (Attn-W)", "weighted vectors (Attn-N)"]
     places = {(layer, name): layer for layer in (1, 3) for name in ("[CLS]", "all")}
-    assert _maps(grid, "Attn-N: vectors") == {"": places}
+    assert _maps(grid, "weighted vectors (Attn-N)") == {"": places}
 
 
 def test_runs_of_single_layers_are_one_line(tmp_path):
@@ -739,3 +759,39 @@ def test_a_sweep_keeps_what_comparisons_need(sweep):
     for (group, metric), difference in by_group.items():
         assert difference == pytest.approx(means[group, metric] - means[found.baseline_group, metric])
     assert set(found.heatmaps["group"]) == {found.baseline_group, *by_group.index.get_level_values("group")}
+
+
+def test_the_page_ends_with_a_line_for_each_run_and_draws_only_what_changes(tmp_path):
+    """By hand: layer 2 goes from 27 to 61%; weights stay, and are named."""
+    block, weights = "mixing/attnresln_n/mean", "mixing/attn_w/mean"
+    runs = [
+        _run(
+            name=f"models/{name}",
+            analysis="mixing",
+            metrics={weights: 0.96, block: (0.25 + last) / 2},
+            curves=[(weights, 1, 0.5, 0.96), (weights, 2, 1.0, 0.96), (block, 1, 0.5, 0.25), (block, 2, 1.0, last)],
+        )
+        for name, last in (("base", 0.27), ("tuned", 0.61))
+    ]
+    page = comparison_page(_compared(tmp_path, *runs))
+    titles = re.findall(r"<h2[^>]*>(.*?)</h2>", page)
+    assert titles == ["Verdict", "By layer", "Tables", "Runs"]
+    assert "Not drawn, since nothing changes: Mixing ratios (attention weights, Attn-W)." in page
+    table = page[page.index("<table>") : page.index("</table>")]
+    assert re.findall(r"<th [^>]*>(.*?)</th>", table)[:3] == [
+        "run",
+        "mixing ratio (attention block, AttnResLn-N)",
+        "furthest from base",
+    ]
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row)[:3] for row in table.split("<tr>")[2:]]
+    assert rows == [["base", "26.0%", ""], ["tuned", "43.0%", "layer 2: 27% → 61%"]]
+    told = page[page.index('id="verdict"') : page.index('id="layers"')]
+    assert told.count("<figure") == 1, "the curve of the measure that is named"
+
+
+def test_the_title_of_a_long_cell_is_its_text_also_if_it_is_a_link():
+    link = Markup('<a href="{}">{}</a>').format("x" * 80, "step <1>")
+    shown = html_table(pd.DataFrame({"run": pd.Series([link, "y" * 200], dtype=object)}), "Runs")
+    assert 'title="step' not in shown
+    assert f'title="{"y" * 200}"' in shown
+    assert str(link) in shown

@@ -17,7 +17,7 @@ from transformers import (
 import normscope
 from normscope.live import answers
 from normscope.live.predictions import prediction_of
-from normscope.rounding import number, percentage
+from normscope.rounding import brief_share, number, percentage
 from tests.end_to_end.browser import needs_browser, opened
 from tests.end_to_end.shell import run_here
 from tests.one_text import attribute, decompose
@@ -95,8 +95,8 @@ def test_predictions(capsys, monkeypatch, tmp_path, tokenizer, auto, family, tex
 
 
 @pytest.mark.slow
-def test_the_first_answer_is_compared_with_the_second_and_a_sink_stands_apart(capsys, monkeypatch, tmp_path, tokenizer):
-    """Nearly every logit would seem to come from the first token, on which attention rests."""
+def test_the_first_answer_is_compared_with_the_second_and_a_sink_has_a_row(capsys, monkeypatch, tmp_path, tokenizer):
+    """Of the special token that texts begin with, all belongs to the position."""
     folder = saved_with_head(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path / "model")
     model = normscope.load(str(folder))
     ids = tokenizer(TEXT)["input_ids"]
@@ -108,11 +108,26 @@ def test_the_first_answer_is_compared_with_the_second_and_a_sink_stands_apart(ca
         monkeypatch.setattr(answers, "_SINK", least)
         out, shown = explained(capsys, monkeypatch, tmp_path / str(apart), TEXT, f"model.name={folder}")
         assert found.sentence in " ".join(out.split())
-        names = [line.split()[1] for line in out.split("biases")[1].splitlines()[2:] if line.startswith("  ")]
+        rows = [line.split() for line in out.split("biases")[1].splitlines()[2:] if line.startswith("  ")]
         strongest = sorted(range(apart, len(ids)), key=lambda at: -abs(found.scores[at]))[:8]
-        assert names == [found.tokens[at] for at in strongest]
-        said = f"The first token, {found.tokens[0]}, adds {number(found.scores[0], signed=True)}"
-        assert (said in " ".join(out.split())) is (said in shown["prediction 0"]["sink"]) is apart
+        written = number(found.scores[0], signed=True)
+        position = [[written, "the"]] if apart else []
+        assert [row[:2] for row in rows] == [
+            *([number(found.scores[at], signed=True), found.tokens[at]] for at in strongest),
+            *position,
+        ]
+        said = f"The first position, whatever the word, adds {written}: [CLS] is no word."
+        assert (said in " ".join(out.split())) is apart
+        assert shown["prediction 0"]["first"] == (
+            {
+                "value": pytest.approx(found.scores[0]),
+                "name": "the first position, whatever the word",
+                "said": f"{said} The position is an attention sink: later tokens give it {brief_share(weight)} of their "
+                "attention weight.",
+            }
+            if apart
+            else None
+        )
 
 
 @pytest.mark.slow

@@ -53,6 +53,7 @@ def test_every_analysis_runs(capsys, monkeypatch, tmp_path, family, folder):
         capsys, monkeypatch, f"model.name={folder}", *chosen, *quick, *data, f"output_dir={tmp_path / 'run'}"
     )
     assert outcome.status == 0, outcome.err
+    assert "category cls" not in outcome.said  # the tokenizer has no such token
     result = json.loads((tmp_path / "run/results.json").read_text())
     assert result["facts"]["verification_error"] < 1e-4
     assert {name.partition("/")[0] for name in result["metrics"]} == set(names)

@@ -17,9 +17,11 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import normscope
+from benchmarks import live
 from normscope.live.server import TOKEN_HEADER, Access, Server, address, bound
 from normscope.live.session import Session
 from normscope.live.texts import opening
+from normscope.results.token_labels import label
 from normscope.rounding import number as written
 from tests.end_to_end.browser import needs_browser
 from tests.end_to_end.shell import run_here, start
@@ -104,6 +106,8 @@ def test_what_is_typed_is_shown(tab, models):
     decomposed = decompose(models[0], "a small <b>cat</b>")
     assert chips(tab) == [*decomposed.tokens]
     # What the chosen token receives in the last layer, as the lists say.
+    choose(tab, "head", "0")
+    tab.run("document.querySelector('.row-labels [data-at=\"1\"]').click()")
     received = decomposed.maps["attn_n"][-1, 1].numpy()
     largest = int(received.argmax())
     listed = tab.run("document.querySelector('#explorer-root .ranks li').innerText").split()
@@ -138,6 +142,89 @@ def test_the_page_opens_on_a_question_with_an_answer(browser, page, models):
     tab.close()
 
 
+MAP = "document.querySelector('#explorer-root .map-title').textContent"
+PINNED = "document.querySelector('#explorer-root .row-labels .pinned')?.textContent"
+
+
+@pytest.mark.slow
+@needs_browser
+def test_the_map_opens_where_the_answer_comes_from(browser, page, models):
+    """At the head that adds most and the token that predicts, before [SEP]; once the reader has chosen, the map stays there."""
+    tab = browser.open(f"{page}#{urlencode({'text': TEXT, 'model': '3'})}")
+    tab.until("document.querySelector('.of-heads .link')")
+    first, second = (
+        attribute(models[2], text, normscope.NextToken(), by=["layer", "head"]) for text in (TEXT, "We swam")
+    )
+    heads = [
+        each.effects[each.effects["part"] == "attention"].groupby(["layer", "head"])["value"].sum().abs().idxmax()
+        for each in (first, second)
+    ]
+    (layer, head), (next_layer, next_head) = heads
+    tab.until(f"{MAP} === '‖αf(x)‖ (weighted vector), layer {layer}, head {head:.0f}'")
+    assert tab.run(PINNED) == label(first.tokens[-2])
+    opened = "document.querySelector('#opened').textContent"
+    assert tab.run(opened).endswith(f"“{label(first.tokens[-2])}”, where the answer is read.")
+    tab.type("textarea", "We swam")
+    tab.until(f"{MAP} === '‖αf(x)‖ (weighted vector), layer {next_layer}, head {next_head:.0f}'")
+    assert tab.run(PINNED) == label(second.tokens[-2])
+    # Another one of the named heads; from now on, the reader has chosen.
+    tab.click(".of-heads .link", 1)
+    chosen = tab.run(MAP)
+    assert chosen.endswith(
+        tab.run("document.querySelectorAll('.of-heads .link')[1].textContent").replace(" head", ", head")
+    )
+    tab.type("textarea", TEXT)
+    tab.until(f"document.querySelectorAll('.tokens [data-at]').length === {len(first.tokens)}")
+    tab.until("!document.querySelector('.of-heads.stale')")
+    assert tab.run(MAP) == chosen
+    assert tab.run("document.querySelector('#opened').hidden")
+    tab.close()
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_question_waits_for_its_answer(browser, page):
+    tab = browser.open(page)
+    tab.until("document.getElementById('prediction')")
+    shown = "document.querySelector('#prediction:not([hidden]) h2')"
+    answered = "document.querySelector('.pair-sum b')"
+    deadline = time.monotonic() + 30
+    while (state := tab.run(f"[Boolean({shown}), Boolean({answered})]")) != [True, True]:
+        assert state == [False, False], "a question without an answer"
+        assert time.monotonic() < deadline
+    tab.close()
+
+
+@pytest.mark.slow
+@needs_browser
+def test_the_small_map_of_a_difference_names_its_largest_cell(tab, models):
+    tab.click("[name=keep]")
+    tab.type("textarea", TEXT.replace("closed", "open"))
+    tab.until("document.querySelector('.strip small')")
+    now, before = (decompose(models[0], text).maps["attn_n"] for text in (TEXT.replace("closed", "open"), TEXT))
+    choose(tab, "head", "0")
+    layer = int(tab.run(MAP).split("layer ")[1].split(",")[0])
+    change = (now - before).numpy()[layer - 1]
+    tokens = [label(token) for token in decompose(models[0], TEXT.replace("closed", "open")).tokens]
+    said, value = tab.run("document.querySelector('.strip small').textContent").rsplit(" ", 1)
+    row, column = map(tokens.index, said.split(" ← "))
+    # The page has three digits of each value, so cells that differ by less are as large.
+    assert abs(change[row, column]) == pytest.approx(np.abs(change).max(), rel=2e-2)
+    assert float(value.replace("−", "-")) == pytest.approx(change[row, column], rel=3e-2)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_the_benchmark_sees_the_picture_of_an_edit(browser, page, monkeypatch):
+    monkeypatch.setattr(live, "TEXT", "The old bridge was {word}.")
+    tab = browser.open(f"{page}#{urlencode({'text': 'The old bridge was closed.'})}")
+    tab.until("document.querySelector('#explorer-root .row-labels span') && !document.querySelector('.stale')")
+    found = live._edited(tab, "open")
+    assert 0 < found["map"] <= found["answer"] < 30_000
+    assert "open" in chips(tab)
+    tab.close()
+
+
 @pytest.mark.slow
 @needs_browser
 def test_a_link_reproduces_the_page(tab, browser):
@@ -147,7 +234,7 @@ def test_a_link_reproduces_the_page(tab, browser):
     choose(tab, "head", "2")
     tab.click(".step", 0)
     tab.click(".strip button", 2)
-    parts = json.dumps(["#explorer-root .legend", ".tokens", "#explorer-root .lists"])
+    parts = json.dumps(["#explorer-root .map-title", ".tokens", "#explorer-root .lists"])
     shown = f"{parts}.map((part) => document.querySelector(part).innerText)"
     seen = tab.run(shown)
     assert "this text − the other text" in seen[0]
@@ -248,15 +335,17 @@ def test_a_prediction_is_clicked_and_a_head_is_shown(tab, models):
     tab.until("document.querySelectorAll('.answers li').length === 8")
     tab.click(".answers .answer", 1)
     tab.until("document.querySelectorAll('.answers .answer')[1].getAttribute('aria-pressed') === 'true'")
-    second = tab.run("document.querySelectorAll('.answers .answer')[1].textContent")
-    expected = attribute(model, TEXT, normscope.NextToken(second))
+    first, second, third = tab.run(
+        "[...document.querySelectorAll('.answers .answer')].slice(0, 3).map((each) => each.title)"
+    )
+    expected = attribute(model, TEXT, normscope.NextToken(second), against=first)
     titles = tab.run("[...document.querySelectorAll('.tokens [data-at]')].map((each) => each.title)")
-    shown = [float(title.removeprefix("adds ").replace("−", "-").replace("×10⁻⁴", "e-4")) for title in titles]
-    assert shown == pytest.approx(list(expected.scores), rel=6e-3, abs=1e-3)
-    # Rather than the first one.
-    tab.click(".answers span > button", 0)
-    first = tab.run("document.querySelectorAll('.answers .answer')[0].textContent")
-    tab.until(f"document.querySelector('.sum').textContent.includes('minus that of') && {json.dumps(first)}")
+    assert [title.rpartition("adds ")[2] for title in titles] == [
+        written(score, signed=True) for score in expected.scores
+    ]
+    # Rather than the third one.
+    tab.click(".answers span > button", 1)
+    tab.until(f"document.querySelector('.sum').textContent.includes(`minus that of '${{{json.dumps(third)}}}'`)")
     # The first layer's second head, by its place in the map of heads.
     tab.until("document.querySelector('.of-heads .row-labels')?.children.length === 3")
     tab.run(
@@ -281,7 +370,7 @@ def test_two_models_are_compared(tab, models):
     ]
     assert f"pale: {names[1]}" in tab.run("document.querySelector('#mixing').textContent")
     tab.click(".strip button", 2)
-    assert f": {names[0]} − {names[1]}" in tab.run("document.querySelector('#explorer-root .legend').textContent")
+    assert f": {names[0]} − {names[1]}" in tab.run("document.querySelector('#explorer-root .map-title').textContent")
     now, before = (decompose(model, TEXT).maps["attn_n"][-1, 1].numpy() for model in models[:2])
     change = now - before
     listed = tab.run("document.querySelector('#explorer-root .ranks li').innerText").split()

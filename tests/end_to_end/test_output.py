@@ -44,7 +44,7 @@ def test_a_job_of_a_sweep_is_one_line(capsys, monkeypatch, tmp_path, saved_model
         return
     for number, text in enumerate(lines[:2]):
         ratio = json.loads((folder / str(number) / "results.json").read_text())["metrics"]["mixing/attnresln_n/mean"]
-        start = f"job {number}: layers=[{number + 1}]: mixing ratio (AttnResLn-N)"
+        start = f"job {number}: layers=[{number + 1}]: mixing ratio (attention block)"
         assert text == f"{start} {percentage(ratio)}"
     assert lines[-1] == str(folder)
     end = "\n".join(lines[2:])

@@ -6,6 +6,7 @@ import re
 import runpy
 import shlex
 import sys
+from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 import pandas as pd
@@ -15,11 +16,13 @@ from normscope.config.schema import plain
 from normscope.models.options import ModelOptions
 from normscope.reporting import drawing
 from normscope.reporting.page.elements import SHOWN_ROWS, asset
-from normscope.reporting.page.explorer import payload
+from normscope.reporting.page.explorer import payload, view_of
 from normscope.reporting.page.report import page
 from normscope.results.figures import Heatmaps, WordMaps
+from normscope.results.findings import Sentence
 from normscope.results.maps import TokenMap
 from normscope.results.result import Result
+from normscope.results.token_labels import label
 from normscope.rounding import number, percentage
 from normscope.running import token_maps
 from normscope.running.options import RunOptions
@@ -158,10 +161,10 @@ def assert_lists(lists, expected, name, step=6e-5):
     for listed, side, other, token in ((lists[0], "query", "key", name), (lists[1], "key", "query", name)):
         row = expected[expected[side] == token].set_index(other)
         assert len(listed) == min(10, len(row))
-        for label, shown, width in listed:
-            text, place = re.fullmatch(r"(.*) \((\d+)\)", label, re.DOTALL).groups()
+        for written, shown, width in listed:
+            text, place = re.fullmatch(r"(.*) \((\d+)\)", written, re.DOTALL).groups()
             own = row.loc[int(place)]
-            assert text == own[f"{other}_token"]
+            assert text == label(own[f"{other}_token"])
             digits, _, power = shown.replace("−", "-").replace("+", "").partition("×10")
             exponent = int(power.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")) or 0)
             value = float(digits) * 10**exponent
@@ -198,15 +201,39 @@ def test_the_explorer_opens_on_weights_beside_norms(reported):
     shown, console = opened(reported / "report.html", size=(1400, 900))
     assert console == []
     start = payload(Result.read(reported).maps)["start"]
-    pairs = pairs_of(reported, start["sentence"] + 1, start["head"])
-    pairs = pairs[pairs["layer"] == start["layer"] + 1]
-    legend = r'<div class="legend">.*?<span>([^<]*)</span></div></div><span class="legend-title">([^<]*)'
+    pairs = pairs_of(reported, start["sentence"], start["head"])
+    pairs = pairs[pairs["layer"] == start["layer"]]
+    legend = r'<h3 class="map-title">([^<]*)</h3>.*?<div class="legend">.*?<span>([^<]*)</span></div></div>'
     own, beside = (re.search(before + legend, shown, re.DOTALL) for before in ("", r'<div class="beside">.*?'))
     assert own is not None
     assert beside is not None
-    assert (beside[2], own[2]) == ("α (attention weight)", "‖αf(x)‖ (weighted vector)")
-    for end, measure in ((beside[1], "attn_w"), (own[1], "attn_n")):  # each on its own scale
+    where = f", layer {start['layer']}, head {start['head']}"
+    assert (beside[1], own[1]) == (f"α (attention weight){where}", f"‖αf(x)‖ (weighted vector){where}")
+    pinned = re.search(r'class="lists"><section><h3>“(.+?)” receives from', shown)
+    assert html.unescape(pinned[1]) == label(pairs.loc[pairs["query"] == start["token"], "query_token"].iloc[0])
+    for end, measure in ((beside[2], "attn_w"), (own[2], "attn_n")):  # each on its own scale
         assert float(end) == pytest.approx(pairs[measure].max(), rel=6e-3), "three digits of codes of 16 bits"
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_finding_that_names_a_place_opens_the_map_there(reported, tmp_path):
+    """Its link shows the head in which the category differs most, the category's key pinned, as `view_of` says."""
+    result = Result.read(reported)
+    views = [view_of(Sentence.of(each), result.maps) for each in result.sentences if Sentence.of(each).place]
+    assert views
+    page = (reported / "report.html").read_text()
+    links = [html.unescape(link) for link in re.findall(r'<a href="(#explore\?[^"]+)"', page)]
+    assert set(links) == {f"#explore?{urlencode(view)}" for view in views}
+    link = links[-1]
+    seen, console = checked(reported / "report.html", tmp_path, [link], size=(1400, 900))
+    assert console == []
+    asked = dict(parse_qsl(link.partition("?")[2]))
+    shown = seen["explored"][link]
+    assert f"layer {asked['layer']}, head {asked['head']}" in shown["legend"]
+    pairs = pairs_of(reported, int(asked["sentence"]), int(asked["head"]))
+    pairs = pairs[pairs["layer"] == int(asked["layer"])]
+    assert_lists(shown["lists"], pairs.assign(value=pairs["attn_n"]), int(asked["token"]))
 
 
 @pytest.mark.slow
@@ -271,8 +298,8 @@ def test_the_page_works_in_light_and_dark_and_on_a_phone(reported, request, wind
         assert table["left"] == 0
         assert table["shadow"] == "local, local, scroll, scroll", "a cut table shows that it scrolls"
     words = " ".join(seen["figures"]["mixing_heatmap"]["texts"])
-    assert "AttnRes-W: weights + residual" in words, "with the words after the name"
-    assert "AttnResLn-N: the attention block" in words
+    assert "weights + residual (AttnRes-W)" in words, "with the words after the name"
+    assert "attention block (AttnResLn-N)" in words
     cells = pd.read_parquet(reported / "tables/mixing_by_layer.parquet")["mean"]
     written = [text for text in seen["figures"]["mixing_heatmap"]["texts"] if text.isdecimal()]
     for value in cells:

@@ -177,7 +177,7 @@ def test_a_run_is_one_step_of_media_and_few_panels(capsys, monkeypatch, tmp_path
     logged = table_of(kept, run["summary"]["tables/curves"])
     pd.testing.assert_frame_equal(logged, curves[[*logged]], check_dtype=False, check_exact=True)
     drawn = table_of(kept, run["summary"]["Custom Chart Tables/mixing/mean by layer_table"])
-    of_vectors = drawn[drawn["lineKey"] == "Attn-N: vectors"].set_index("step")["lineVal"]
+    of_vectors = drawn[drawn["lineKey"] == "weighted vectors (Attn-N)"].set_index("step")["lineVal"]
     by_layer = curves[curves["curve"] == "mixing/attn_n/mean"].set_index("layer")["value"]
     assert of_vectors.to_dict() == (100 * by_layer).to_dict(), "in per cent"
     assert media >= {f"Custom Chart Tables/{chart}_table" for chart in charts}

@@ -7,6 +7,7 @@ oracle knows fails as surely as a wrong number. Other tests find by name:
 
 - `everything()`: all that the analysis can return, on a tiny model;
 - `CASES`: metrics, arguments of `sentences_of` if it takes any, and the sentences, for both sides of every boundary;
+- `EFFECTS`: metrics, arguments of `sentences_of`, and the effect of the first sentence, which answers the analysis's question;
 - `CLAIMS`: what sentences claim of the numbers that they print, by a pattern that finds both, if they compare any;
 - `INSIDE`: names within the analysis that it does not return, if there are any.
 """

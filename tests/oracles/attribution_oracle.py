@@ -17,6 +17,7 @@ from normscope.data.examples import Example
 from normscope.maths.choices import Pooling, ReadoutTarget
 from normscope.results.result import Result
 from normscope.rounding import number  # falls may be tiny: it has tests of its own for powers of ten
+from normscope.statistics.intervals import Interval
 from tests.oracles import attribution_of_translations, attributions, specimens, words
 from tests.oracles.attributions import BASELINES, Attributed, fingerprint
 from tests.oracles.comparison import Expected, Picture, assert_expected, interval, table, three_digits, visibly_apart
@@ -214,6 +215,17 @@ def _surely(falls: Mapping, higher: str, lower: str) -> bool:
     return scipy.stats.ttest_rel(one, other).pvalue < 0.05 and one.mean() > other.mean()
 
 
+def _apart(falls: Mapping, higher: str, lower: str, words: str) -> str:
+    """How much further a quantity falls, on average over sequences, with the interval of the paired difference."""
+    one, other = (
+        np.mean([values for key, values in falls.items() if key[:2] == (method, "comprehensiveness")], axis=0)
+        for method in (higher, lower)
+    )
+    mean, *ends = interval(one - other)
+    written = " to ".join(number(end) for end in ends)
+    return f"{number(mean)} {words}{'' if np.isnan(ends[0]) else f' (95% interval {written})'}"
+
+
 def _sentences(
     metrics: Mapping[str, float],
     quantity: str,
@@ -224,6 +236,7 @@ def _sentences(
     falls = {method: metrics[f"{quantity}/comprehensiveness/{method}"] for method in (*methods, "random")}
     ranked = sorted(falls, key=lambda method: -falls[method])
     best = next(method for method in ranked if method != "random")
+    sample = f"on {metrics['faithfulness/sequences']:.0f} sequences"
     size, by_chance = (number(abs(falls[method])) for method in (best, "random"))
     verbs = ["falls" if falls[method] >= 0 else "rises" for method in (best, "random")]
     chance = f"by {by_chance}" if verbs[0] == verbs[1] else f"{verbs[1]} by {by_chance}"
@@ -240,22 +253,30 @@ def _sentences(
             and not (_surely(every_fall, best, method) and visibly_apart(falls[best], falls[method]))
         ]
         names = [*(TITLES[method] for method in like_it), *(["a random order"] if best not in beyond_chance else [])]
-        claim = (
-            "is the most faithful on this sample"
-            if len(methods) > 1
-            else "is more faithful than a random order on this sample"
-        )
-        if names:
+        claim, it = f"{TITLES[best]} is more faithful than a random order {sample}", "it"
+        if len(methods) > 1:
+            claim = f"{TITLES[best]} is the most faithful of {len(methods)} methods {sample}"
+        if best not in beyond_chance:
             listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
-            claim = f"has the largest mean drop, but this sample cannot tell it from {listed}"
+            claim = f"{TITLES[best]} has the largest mean drop {sample}, but cannot be told from {listed}"
+        elif names:
+            every = [TITLES[best], *names]
+            listed, it = f"{', '.join(every[:-1])} and {every[-1]}", TITLES[best]
+            claim = f"{listed} are tied as the most faithful of {len(methods)} methods {sample}"
+        second = next((method for method in ranked if method not in (best, "random")), None)
+        ahead = ""
+        if second is not None:
+            ahead = f", and by {_apart(every_fall, best, second, 'more than with ' + TITLES[second])}"
+            ahead += ", no detectable difference" if second in like_it else ""
+        beyond = _apart(every_fall, best, "random", "more than without as many random tokens")
         sentences.append(
-            f"{TITLES[best][0].upper()}{TITLES[best][1:]} {claim}: without the tokens that it ranks highest, {WORDS[quantity]} "
-            f"falls by {size} on average, and {chance} without the same number of random tokens."
+            f"{claim[0].upper()}{claim[1:]}: without the tokens that {it} ranks highest, {WORDS[quantity]} falls by {beyond}"
+            f"{ahead}."
         )
     else:
         reason = "No method finds tokens that matter"
         if not beyond_chance:
-            reason = "On this sample, no method is detectably more faithful than a random order"
+            reason = f"{sample[0].upper()}{sample[1:]}, no method is detectably more faithful than a random order"
         bound = "at most" if verbs[0] == "falls" else "at least"
         sentences.append(
             f"{reason}: without the tokens that rank highest, {WORDS[quantity]} {verbs[0]} by {bound} {size} on average "
@@ -428,7 +449,8 @@ def test_sentences_of_translations():
 
 NAN = float("nan")
 FALLS = {"decompx": 0.5, "alti": 0.45, "globenc": 0.4, "random": 0.25}
-ABOVE = {"decompx": 0.1, "alti": 0.1, "globenc": 0.1, "random": NAN}
+UNKNOWN = Interval(NAN, NAN, NAN)
+SURE = " (95% interval 0.10 to 0.40)"
 NOT_DETECTABLE = (
     "On this sample, no method is detectably more faithful than a random order: without the tokens that rank highest, the "
     "probability of the predicted class or token falls by at most {} on average ({})"
@@ -444,44 +466,76 @@ CASES = [
     *(
         (
             {"probability/comprehensiveness/rollout": 0.25, "probability/comprehensiveness/random": 0.125},
-            {"above_random": {"rollout": low, "random": NAN}},
-            [f"{start}, and by 0.13 without the same number of random tokens."],
+            {"above_random": {"rollout": Interval(0.125, low, 0.25), "random": UNKNOWN}},
+            [text],
         )
-        for low, start in (
+        for low, text in (
             (
                 1e-9,
                 "Rollout of weights is more faithful than a random order on this sample: without the tokens that it ranks "
-                "highest, the probability of the predicted class or token falls by 0.25 on average",
+                "highest, the probability of the predicted class or token falls by 0.13 more than without as many random "
+                "tokens (95% interval 1.0×10⁻⁹ to 0.25).",
             ),
-            *((low, NOT_DETECTABLE.format("0.25", "rollout of weights")) for low in (0.0, -1e-9, NAN)),
+            *(
+                (
+                    low,
+                    f"{NOT_DETECTABLE.format('0.25', 'rollout of weights')}, and by 0.13 without the same number of random "
+                    "tokens.",
+                )
+                for low in (0.0, -1e-9, NAN)
+            ),
         )
     ),
     *(
         (
-            {f"cosine/comprehensiveness/{method}": fall for method, fall in FALLS.items()},
-            {"above_random": ABOVE | more, "below_best": {"decompx": NAN, "random": 0.2} | below},
+            {f"cosine/comprehensiveness/{method}": fall for method, fall in FALLS.items()}
+            | {"faithfulness/sequences": 8.0},
+            {
+                "above_random": {
+                    method: Interval(0.25, low, 0.4) for method, low in (dict.fromkeys(FALLS, 0.1) | more).items()
+                },
+                "below_best": {method: Interval(0.05, low, 0.1) for method, low in below.items()},
+            },
             [
-                f"DecompX {start}: without the tokens that it ranks highest, the cosine with the untouched embedding "
-                "falls by 0.50 on average, and by 0.25 without the same number of random tokens.",
+                f"{start}: without the tokens that {whose} ranks highest, the cosine with the untouched embedding falls by "
+                f"0.25 more than without as many random tokens{beside}."
             ],
         )
-        for more, below, start in (
-            ({}, {"alti": 1e-9, "globenc": 0.1}, "is the most faithful on this sample"),
+        for more, below, start, whose, beside in (
             (
                 {},
-                {"alti": 0.0, "globenc": 0.1},
-                "has the largest mean drop, but this sample cannot tell it from ALTI",
+                {"alti": 0.01, "globenc": 0.01},
+                "DecompX is the most faithful of 3 methods on 8 sequences",
+                "it",
+                f"{SURE}, and by 0.050 more than with ALTI (95% interval 0.010 to 0.10)",
             ),
             (
                 {},
-                {"alti": 0.1, "globenc": -0.1},
-                "has the largest mean drop, but this sample cannot tell it from GlobEnc",
+                {"alti": 0.0, "globenc": 0.01},
+                "DecompX and ALTI are tied as the most faithful of 3 methods on 8 sequences",
+                "DecompX",
+                f"{SURE}, and by 0.050 more than with ALTI (95% interval 0 to 0.10), no detectable difference",
             ),
-            ({}, {}, "has the largest mean drop, but this sample cannot tell it from ALTI or GlobEnc"),
+            (
+                {},
+                {"alti": 0.01, "globenc": -0.1},
+                "DecompX and GlobEnc are tied as the most faithful of 3 methods on 8 sequences",
+                "DecompX",
+                f"{SURE}, and by 0.050 more than with ALTI (95% interval 0.010 to 0.10)",
+            ),
+            (
+                {},
+                {},
+                "DecompX, ALTI and GlobEnc are tied as the most faithful of 3 methods on 8 sequences",
+                "DecompX",
+                SURE,
+            ),
             (
                 {"decompx": 0.0},
                 {"alti": NAN},
-                "has the largest mean drop, but this sample cannot tell it from ALTI, GlobEnc or a random order",
+                "DecompX has the largest mean drop on 8 sequences, but cannot be told from ALTI, GlobEnc or a random order",
+                "it",
+                " (95% interval 0 to 0.40), and by 0.050 more than with ALTI, no detectable difference",
             ),
         )
     ),
@@ -491,7 +545,7 @@ CASES = [
             "cosine/comprehensiveness/decompx": 0.5,
             "cosine/comprehensiveness/random": 0.5,
         },
-        {"above_random": {"alti": -0.3, "decompx": -0.1}, "below_best": {"alti": 0.1, "random": -0.1}},
+        {"above_random": {"alti": Interval(-0.25, -0.3, -0.2), "decompx": Interval(0.0, -0.1, 0.1)}},
         [
             "On this sample, no method is detectably more faithful than a random order: without the tokens that rank "
             "highest, the cosine with the untouched embedding falls by at most 0.50 on average (DecompX), and by 0.50 "
@@ -500,26 +554,20 @@ CASES = [
     ),
     (
         {"probability/comprehensiveness/alti": 0.25, "probability/comprehensiveness/random": -0.125},
-        {"above_random": {"alti": 0.1}},
+        {"above_random": {"alti": Interval(0.375, 0.1, 0.65)}},
         [
             "ALTI is more faithful than a random order on this sample: without the tokens that it ranks highest, the "
-            "probability of the predicted class or token falls by 0.25 on average, and rises by 0.13 without the same "
-            "number of random tokens.",
+            "probability of the predicted class or token falls by 0.38 more than without as many random tokens (95% interval "
+            "0.10 to 0.65).",
         ],
     ),
     *(
         (
             {"probability/comprehensiveness/alti": fall, "probability/comprehensiveness/random": -0.5},
-            {"above_random": {"alti": 0.1}},
+            {"above_random": {"alti": Interval(0.5, 0.1, 0.9)}},
             [f"{start}, and {verb}by 0.50 without the same number of random tokens."],
         )
         for fall, start, verb in (
-            (
-                1e-9,
-                "ALTI is more faithful than a random order on this sample: without the tokens that it ranks highest, the "
-                "probability of the predicted class or token falls by 1.0×10⁻⁹ on average",
-                "rises ",
-            ),
             (0.0, f"{NOTHING_MATTERS} falls by at most 0 on average (ALTI)", "rises "),
             (-0.25, f"{NOTHING_MATTERS} rises by at least 0.25 on average (ALTI)", ""),
         )
@@ -565,7 +613,7 @@ CASES = [
     (
         # Every sequence falls a little more, but no reader would see it.
         {"probability/comprehensiveness/rollout": 0.2501, "probability/comprehensiveness/random": 0.25},
-        {"above_random": {"rollout": 1e-5}},
+        {"above_random": {"rollout": Interval(1e-4, 1e-5, 2e-4)}},
         [
             f"{NOT_DETECTABLE.format('0.25', 'rollout of weights')}, and by 0.25 without the same number of random tokens."
         ],
@@ -576,9 +624,19 @@ CASES = [
     ),
 ]
 
+EFFECTS = [
+    (
+        {"cosine/comprehensiveness/alti": 0.5, "cosine/comprehensiveness/random": 0.25},
+        {"above_random": {"alti": Interval(0.25, low, 0.4)}},
+        effect,
+    )
+    for low, effect in ((0.1, 0.25), (0.0, 0.0))
+]
+
 CLAIMS = {
-    r"is (?:the most|more) faithful .* falls by (\S+) on average, and by (\S+) without": lambda best, random: (
-        best > random
+    r"is (?:the most|more) faithful .* falls by (\S+) more than without .* interval (\S+) to": lambda above, low: (
+        above > 0 and low > 0
     ),
+    r"is the most faithful .* more than with ALTI \(95% interval (\S+) to": lambda low: low > 0,
     r"agree most between .*ρ = (\S+)\) and least between .* \((\S+)\)": lambda high, low: high > low,
 }

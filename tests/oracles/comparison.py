@@ -93,7 +93,7 @@ def said(name: str, metrics: Mapping[str, float], *arguments: Any, **named: Any)
     return sentences
 
 
-_NUMBER = re.compile(r"(?<![\w.])−?\d[\d,]*(?:\.\d+)?(?:×10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?%?")
+NUMBER = re.compile(r"(?<![\w.])−?\d[\d,]*(?:\.\d+)?(?:×10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?%?")
 
 
 def assert_sentences(found: Sequence[str], expected: Sequence[str]) -> None:
@@ -101,10 +101,10 @@ def assert_sentences(found: Sequence[str], expected: Sequence[str]) -> None:
 
     How many digits a sentence has is up to the oracle's `CASES`, where they are written out.
     """
-    assert [_NUMBER.sub("#", sentence) for sentence in found] == [_NUMBER.sub("#", sentence) for sentence in expected]
+    assert [NUMBER.sub("#", sentence) for sentence in found] == [NUMBER.sub("#", sentence) for sentence in expected]
     for sentence, full in zip(found, expected, strict=True):
-        for short, long in zip(_NUMBER.findall(sentence), _NUMBER.findall(full), strict=True):
-            (value, unit), (exact, rounding) = _read(short), _read(long)
+        for short, long in zip(NUMBER.findall(sentence), NUMBER.findall(full), strict=True):
+            (value, unit), (exact, rounding) = read_number(short), read_number(long)
             assert abs(value - exact) <= (unit + rounding) / 2 * (1 + 1e-9), f"{short} instead of {long}: {sentence}"
             assert (
                 len(short.lstrip("−0.,").replace(".", "")) >= min(2, len(long.lstrip("−0.,").replace(".", "")))
@@ -112,7 +112,7 @@ def assert_sentences(found: Sequence[str], expected: Sequence[str]) -> None:
             )
 
 
-def _read(number: str) -> tuple[float, float]:
+def read_number(number: str) -> tuple[float, float]:
     """A written number, and the unit of its last digit."""
     digits, _, power = number.removesuffix("%").replace("−", "-").replace(",", "").partition("×10")
     scale = 10.0 ** int(power.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")) or 0)

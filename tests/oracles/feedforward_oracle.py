@@ -12,10 +12,13 @@ import torch
 
 from normscope.analyses.declarations.feedforward import FeedForwardOptions
 from normscope.results.result import Result
+from normscope.rounding import in_points
+from normscope.statistics.intervals import Interval
 from tests.family_modules import parts_of
 from tests.oracles.activations import Sequence_, shares_of
 from tests.oracles.comparison import Expected, Picture, assert_expected, percent, table, three_digits, visibly_apart
 from tests.oracles.mixing_oracle import (
+    difference_of,
     means_by_sequence,
     share_curves,
     share_metrics,
@@ -30,20 +33,20 @@ from tests.oracles.specimens import CHOICES, Specimen, made, reported
 from tests.tiny import rounds_inside
 
 TITLES = {
-    "attn_w": "Attn-W: weights",
-    "attn_n": "Attn-N: vectors",
-    "attnres_n": "AttnRes-N: + residual",
-    "atb_n": "Atb: the attention block",
-    "atbff_n": "AtbFf: the network",
-    "atbffres_n": "AtbFfRes: + residual",
-    "atbffresln_n": "AtbFfResLn: + norm",
+    "attn_w": "attention weights (Attn-W)",
+    "attn_n": "weighted vectors (Attn-N)",
+    "attnres_n": "vectors + residual (AttnRes-N)",
+    "atb_n": "attention block (Atb)",
+    "atbff_n": "feed-forward network (AtbFf)",
+    "atbffres_n": "network + residual (AtbFfRes)",
+    "atbffresln_n": "network + residual + norm (AtbFfResLn)",
 }
 STEP_TITLES = {
-    "ff": "FF: the network",
-    "res": "RES: its residual connection",
-    "ln": "LN: its normalisation",
-    "ff+res": "FF and RES",
-    "ff+res+ln": "FF, RES and LN",
+    "ff": "feed-forward network (FF)",
+    "res": "residual connection (RES)",
+    "ln": "normalisation (LN)",
+    "ff+res": "network and residual (FF, RES)",
+    "ff+res+ln": "network, residual and normalisation (FF, RES, LN)",
 }
 STEPS = {
     "ff": ("atb_n", "atbff_n"),
@@ -107,7 +110,9 @@ def expected(
         curves=curves | share_curves(shares) | {f"change/{step}": curve for step, curve in changes.items()},
         figures=_figures(layers, categories, methods, ratios, change),
         summary=summary_by_category(tokens[tokens["method"] == own[-1]], layers, categories),
-        sentences=_sentences(metrics, curves, post),
+        sentences=_sentences(
+            metrics, curves, post, difference_of(tokens, "atbffresln_n" if post else "atbffres_n", "atb_n"), specimen
+        ),
         notes=["feedforward: the sample is drawn from sequences of at most 64 tokens (analysis.feedforward.tokens)"],
         by_sequence={f"{method}/mean": means_by_sequence(tokens, layers, method) for method in own}
         | shares_by_sequence(shares, layers),
@@ -311,7 +316,13 @@ def _figures(layers, categories, methods, ratios, change) -> dict[str, Picture]:
     }
 
 
-def _sentences(metrics: Mapping[str, float], curves: Mapping[str, Mapping[int, float]], post: bool) -> list[str]:
+def _sentences(
+    metrics: Mapping[str, float],
+    curves: Mapping[str, Mapping[int, float]],
+    post: bool,
+    of_layer: Interval,
+    specimen: Specimen,
+) -> list[str]:
     last = metrics["atbffresln_n/mean" if post else "atbffres_n/mean"]
     alone, whole = metrics["change/ff"], metrics["change/ff+res+ln" if post else "change/ff+res"]
     amount = three_digits(whole).removeprefix("+")
@@ -322,10 +333,11 @@ def _sentences(metrics: Mapping[str, float], curves: Mapping[str, Mapping[int, f
         change = f"about the same: {amount}"
     before, after = curves["atb_n/mean"], curves[f"{'atbffresln_n' if post else 'atbffres_n'}/mean"]
     largest = max(before, key=lambda layer: abs(after[layer] - before[layer]))
+    where = f". The change is largest in layer {largest}: from {percent(before[largest])} to {percent(after[largest])}"
     return [
         f"After the whole layer, the mean mixing ratio is {percent(last)}; after the attention block, it is "
-        f"{percent(metrics['atb_n/mean'])}. The change is largest in layer {largest}: from {percent(before[largest])} to "
-        f"{percent(after[largest])}.",
+        f"{percent(metrics['atb_n/mean'])}{in_points(*of_layer, len(specimen.sequences))}"
+        f"{where if len(before) > 1 else ''}.",
         f"The feed-forward network alone changes the order of contributions by {three_digits(alone).removeprefix('+')} "
         f"(1 − Spearman's ρ); with what follows it in the layer, the change is {change}.",
     ]
@@ -355,6 +367,14 @@ def test_feedforward(specimen, choice):
 
 CASES = [
     ({}, []),
+    (
+        {"atb_n/mean": 0.25, "atbffres_n/mean": 0.2},
+        {"of_layer": Interval(-0.05, -0.062, -0.041), "sequences": 40},
+        [
+            "After the whole layer, the mean mixing ratio is 20%; after the attention block, it is 25% (difference 5.0 points, "
+            "95% interval 4.1 to 6.2 over 40 sequences).",
+        ],
+    ),
     (
         {"atb_n/mean": 0.25, "atbffres_n/mean": 0.2, "change/ff": 0.3, "change/ff+res": 0.1234},
         [
@@ -406,6 +426,16 @@ CASES = [
             "The feed-forward network alone changes the order of contributions by 0.10 (1 − Spearman's ρ); with what "
             "follows it in the layer, the change is larger: 0.20.",
         ],
+    ),
+]
+
+EFFECTS = [
+    ({"atb_n/mean": 0.25, "atbffres_n/mean": 0.2}, {}, 0.05),
+    ({"atb_n/mean": 0.25, "atbffres_n/mean": 0.2}, {"of_layer": Interval(-0.05, -0.1, 0.0)}, 0.0),
+    (
+        {"atb_n/mean": 0.25, "atbffres_n/mean": 0.2},
+        {"curves": {"atb_n/mean": {1: 0.2, 2: 0.3}, "atbffres_n/mean": {1: 0.25, 2: 0.15}}},
+        0.15,  # in layer 2
     ),
 ]
 

@@ -17,19 +17,19 @@ from tests.oracles.specimens import Specimen, made, reported
 TITLES = {
     "alpha": "α received",
     "f": "‖f(x)‖",
-    "attn_w": "mixing ratio (%), Attn-W",
-    "attn_n": "mixing ratio (%), Attn-N",
-    "attnres_w": "mixing ratio (%), AttnRes-W",
-    "attnres_n": "mixing ratio (%), AttnRes-N",
-    "attnresln_n": "mixing ratio (%), AttnResLn-N",
+    "attn_w": "mixing ratio (%), attention weights",
+    "attn_n": "mixing ratio (%), weighted vectors",
+    "attnres_w": "mixing ratio (%), weights + residual",
+    "attnres_n": "mixing ratio (%), vectors + residual",
+    "attnresln_n": "mixing ratio (%), attention block",
 }
 PRINTED = {
     "alpha": "α received",
-    "attn_w": "Attn-W: weights",
-    "attn_n": "Attn-N: vectors",
-    "attnres_w": "AttnRes-W: weights + residual",
-    "attnres_n": "AttnRes-N: vectors + residual",
-    "attnresln_n": "AttnResLn-N: the attention block",
+    "attn_w": "attention weights (Attn-W)",
+    "attn_n": "weighted vectors (Attn-N)",
+    "attnres_w": "weights + residual (AttnRes-W)",
+    "attnres_n": "vectors + residual (AttnRes-N)",
+    "attnresln_n": "attention block (AttnResLn-N)",
     "f": "‖f(x)‖",
 }
 
@@ -241,6 +241,12 @@ CASES = [
             "the weight that it receives."
         ],
     ),
+]
+
+EFFECTS = [
+    ({"spearman/f/with_specials": 0.78}, {}, 0.78),
+    ({"spearman/f/with_specials": -0.2}, {}, 0.2),
+    ({"spearman/alpha/with_specials": 0.3}, {}, 0.0),
 ]
 
 CLAIMS = {

@@ -8,18 +8,18 @@ import pytest
 
 from normscope.analyses.declarations.mixing import MixingOptions
 from normscope.results.result import Result
-from normscope.statistics.intervals import Sample, mean_test
+from normscope.statistics.intervals import Interval, Sample, mean_test
 from tests.oracles import words
 from tests.oracles.activations import Sequence_
 from tests.oracles.comparison import Expected, Picture, assert_expected, said, spoken, table
 from tests.oracles.specimens import CHOICES, Specimen, made, reported
 
 TITLES = {
-    "attn_w": "Attn-W: weights",
-    "attn_n": "Attn-N: vectors",
-    "attnres_w": "AttnRes-W: weights + residual",
-    "attnres_n": "AttnRes-N: vectors + residual",
-    "attnresln_n": "AttnResLn-N: the attention block",
+    "attn_w": "attention weights (Attn-W)",
+    "attn_n": "weighted vectors (Attn-N)",
+    "attnres_w": "weights + residual (AttnRes-W)",
+    "attnres_n": "vectors + residual (AttnRes-N)",
+    "attnresln_n": "attention block (AttnResLn-N)",
 }
 
 
@@ -80,8 +80,29 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
             ),
         },
         summary=summary_by_category(tokens[tokens["method"] == methods[-1]], layers, categories),
-        sentences=said("mixing", metrics),
+        sentences=said("mixing", metrics, *_beside_weights(tokens, methods)),
     )
+
+
+def _beside_weights(tokens: pd.DataFrame, methods: Sequence[str]) -> tuple[Interval | None, int]:
+    """The last ratio of vectors less that of the weights, and the number of sequences."""
+    whole = next((method for method in ("attnresln_n", "attnres_n") if method in methods), None)
+    known = whole is not None and "attn_w" in methods
+    return difference_of(tokens, whole, "attn_w") if known else None, tokens["sequence"].nunique()
+
+
+def difference_of(tokens: pd.DataFrame, one: str, other: str) -> Interval:
+    """The mean ratio by one method less that by another, with the interval of each sequence's differences."""
+    of_tokens = tokens.assign(token=tokens.groupby(["method", "layer", "sequence"]).cumcount()).pivot(
+        index=["layer", "sequence", "token"], columns="method", values="ratio"
+    )
+    apart = (of_tokens[one] - of_tokens[other]).rename("apart").reset_index()
+    sequences = apart.groupby("sequence")["apart"].agg(["size", "mean"]).sort_values(["size", "mean"])
+    low = high = np.nan
+    if len(sequences) >= 5 and np.ptp(sequences["mean"]) > 1e-6:
+        sample = Sample(sequences["mean"].to_numpy(), sequences["size"].to_numpy(float))
+        _, low, high, _ = map(float, mean_test(sample, resamples=999))
+    return Interval(float(apart["apart"].mean()), low, high)
 
 
 def summary_by_category(tokens: pd.DataFrame, layers: Sequence[int], categories: Sequence[str]) -> pd.DataFrame:
@@ -264,6 +285,27 @@ CASES = [
     ),
     *(
         (
+            MIXING,
+            {"beside_weights": Interval(-0.55, low, high), "sequences": 40},
+            [
+                "On average, tokens take less from other tokens than they preserve of themselves: the mean mixing ratio of the "
+                f"attention blocks is 25%; attention weights alone suggest 80%{written}.",
+                "The mixing ratio, which includes the vectors and the residual connection, ranges from 10% to 40% over "
+                "tokens and layers.",
+            ],
+        )
+        for low, high, written in (
+            (-0.56, -0.541, " (difference 55.0 points, 95% interval 54.1 to 56.0 over 40 sequences)"),
+            (
+                -1.2,
+                0.1,
+                ", no detectable difference (difference 55.0 points, 95% interval −10.0 to 120.0 over 40 sequences)",
+            ),
+            (float("nan"), float("nan"), ""),
+        )
+    ),
+    *(
+        (
             WHOLE | {"attnresln_n/mean": mean},
             [
                 f"On average, tokens take {amount} they preserve of themselves: the mean mixing ratio of the attention "
@@ -312,6 +354,14 @@ CASES = [
             (False, "the source", "", ""),
         )
     ),
+]
+
+EFFECTS = [
+    ({"attn_w/mean": 0.8}, {}, 0.0),
+    (MIXING, {}, 0.55),  # 80% by weights, 25% by vectors
+    (MIXING, {"beside_weights": Interval(-0.55, -1.2, 0.1)}, 0.0),
+    (WHOLE, {}, 0.0),
+    (WHOLE | {"attnresln_n/mean": 0.1}, {}, 0.4),  # from half, where weights have no ratio
 ]
 
 CLAIMS = {

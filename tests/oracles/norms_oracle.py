@@ -9,9 +9,10 @@ import pytest
 from normscope.analyses.declarations.norms import NormsOpening, NormsOptions
 from normscope.data.token_sequence import fingerprint
 from normscope.results.result import Result
+from normscope.statistics.intervals import Interval, Sample, mean_test
 from tests.oracles import words
 from tests.oracles.activations import Sequence_
-from tests.oracles.comparison import Expected, Picture, assert_expected, cloud, said, spearman, spoken, table
+from tests.oracles.comparison import Expected, Picture, assert_expected, cloud, percent, said, spearman, spoken, table
 from tests.oracles.specimens import CHOICES, Specimen, made, reported
 from tests.oracles.words import WordSequence
 
@@ -68,13 +69,41 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
         },
         metrics=metrics,
         curves=curves | {"expansion": rates["rate"].to_dict()},
-        figures=_figures(by_layer, by_head, pairs) | _figures_of_dispersion(dispersion["f"], singular, options),
+        figures=_shares_figure(by_layer, present)
+        | _figures(by_layer, by_head, pairs, _by_head(keys, ["all"])["alpha_f"].groupby("layer").mean())
+        | _figures_of_dispersion(dispersion["f"], singular, options),
         summary=_summary_of_dispersion(dispersion)
         if options.opens_with is NormsOpening.dispersion
         else _summary(by_layer, correlation, present, _share_of_bias(specimen, layers)),
-        sentences=said("norms", metrics, _unseen(specimen, layers), opens_with=options.opens_with),
+        sentences=said(
+            "norms",
+            metrics,
+            _unseen(specimen, layers),
+            opens_with=options.opens_with,
+            apart=_apart(keys),
+            sequences=keys["sequence"].nunique(),
+        ),
         notes=_notes(sum(map(len, drawn)), sum(len(sequence.ids) for sequence in specimen.sequences), options),
     )
+
+
+def _apart(keys: pd.DataFrame) -> dict[str, Interval]:
+    """The share of the weight less that of the norms, by the delta method, with the intervals of a studentised bootstrap."""
+    cells = keys.groupby(["layer", "head", "sequence"])
+    whole = cells[["alpha", "alpha_f"]].sum().groupby("sequence").mean()["alpha_f"].to_numpy()
+    intervals = {}
+    for category in keys["category"].unique():
+        chosen = keys[keys["category"] == category].groupby(["layer", "head", "sequence"])[["alpha", "alpha_f"]].sum()
+        sums = chosen.reindex(cells.size().index, fill_value=0.0).groupby("sequence").mean()
+        weight, norm = sums["alpha"].to_numpy(), sums["alpha_f"].to_numpy()
+        ratio = norm.mean() / whole.mean()
+        linear = np.sort(weight - (norm - ratio * whole) / whole.mean())
+        mean, low, high = weight.mean() - ratio, np.nan, np.nan
+        if len(linear) >= 5 and np.ptp(linear) > 1e-6:
+            found = mean_test(Sample(linear, np.ones_like(linear)), resamples=999)
+            low, high = mean - (found.mean - found.low), mean + (found.high - found.mean)
+        intervals[category] = Interval(float(mean), float(low), float(high))
+    return intervals
 
 
 def _drawn(sequence: Sequence_, options: NormsOptions) -> set[int]:
@@ -329,17 +358,40 @@ def _summary_of_dispersion(dispersion) -> pd.DataFrame:
     return pd.DataFrame(rows).T[list(titles)].rename(columns=titles)
 
 
-def _figures(by_layer, by_head, pairs) -> dict[str, Picture]:
+def _shares_figure(by_layer, present: Sequence[str]) -> dict[str, Picture]:
+    """Each category's part of what all tokens have: rows have their numbers in their names."""
+    means = by_layer.groupby(["category", "measure"], sort=False)["sequence_mean"].mean().unstack()
+    if "all" not in means.index:
+        return {}
+    shares = means.assign(alpha_f=means["alpha_f"] / means.loc["all", "alpha_f"]).drop(columns="f")
+    titles = {"alpha": "of the weight α", "alpha_f": "of Σ‖αf(x)‖"}
+    if means.loc["all", "share"] >= 0.05:
+        titles["share"] = "along the output"
+        shares["share"] = means["share"] / means.loc["all", "share"]
+    rows = {
+        category: f"{spoken(category)}: {', '.join(percent(row[measure]) for measure in titles)}"
+        for category, row in shares.loc[[each for each in present if each != "all"]].iterrows()
+    }
+    drawn = {
+        (titles[measure], rows[category]): 100 * shares.loc[category, measure]
+        for category in rows
+        for measure in titles
+    }
+    return {"shares": Picture(drawn, {"order": list(dict.fromkeys(rows.values()))})}
+
+
+def _figures(by_layer, by_head, pairs, norms_of_all) -> dict[str, Picture]:
     shown = set(by_head.index.get_level_values("category"))
     parts = shown - {"all"} or shown
     points = {category: _of(pairs, category)[["f", "alpha"]].itertuples(index=False, name=None) for category in parts}
+    titles = {"alpha": "attention weight α", "alpha_f": "norms Σ‖αf(x)‖", "share": "signed share of the output"}
     grid = {"alpha": "α, summed over keys", "alpha_f": "‖αf(x)‖, summed over keys", "f": "‖f(x)‖, mean"}
     return {
         "by_layer": Picture(
             {
-                (MEASURES[measure], category, layer): value
+                (category, titles[measure], layer): 100 * value / (norms_of_all[layer] if measure == "alpha_f" else 1)
                 for (layer, category, measure), value in by_layer["sequence_mean"].items()
-                if category in parts
+                if category in parts and measure in titles
             }
         ),
         "by_head": Picture(
@@ -515,6 +567,22 @@ CASES = [
         )
     ),
     (NORMS, {"unseen": ["cls"]}, []),
+    *(
+        (
+            NORMS,
+            {"apart": {"cls": Interval(0.23, low, 0.25)}, "sequences": 40},
+            [f"The [CLS] tokens receive 25% of the attention weight {contrast} 2.0% of Σ‖αf(x)‖{beside}."],
+        )
+        for low, contrast, beside in (
+            (0.22, "but contribute only", " (difference 23.0 points, 95% interval 22.0 to 25.0 over 40 sequences)"),
+            (
+                -0.01,
+                "and contribute",
+                ", no detectable difference (difference 23.0 points, 95% interval −1.0 to 25.0 over 40 sequences)",
+            ),
+            (float("nan"), "but contribute only", ""),
+        )
+    ),
     ({"alpha_f/all": 5.0, "share/all": 0.9, "share/sep": -0.2}, []),
     (NORMS, ["The [CLS] tokens receive 25% of the attention weight but contribute only 2.0% of Σ‖αf(x)‖."]),
     *(
@@ -605,6 +673,12 @@ CASES = [
             "weights."
         ],
     ),
+]
+
+EFFECTS = [
+    (NORMS, {}, 0.23),  # 25% of the weight, 2% of the norms
+    (NORMS | {"alpha_f/cls": 2.0}, {}, 0.15),  # 40% of the norms
+    (NORMS, {"apart": {"cls": Interval(0.23, -0.01, 0.25)}}, 0.0),
 ]
 
 CLAIMS = {

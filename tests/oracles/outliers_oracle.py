@@ -67,6 +67,9 @@ def expected(specimen: Specimen, categories: Sequence[str], options: OutliersOpt
         ["layers", "share_of_layers", "largest_score"],
     )
     metrics = {"count": len(outliers)} | {f"{j}/share_of_layers": share[j] for j in outliers}
+    means = [hidden[layer].mean(axis=0) for layer in layers]
+    lengths = [sum(mean[j] ** 2 for j in outliers) / np.linalg.norm(mean) ** 2 for mean in means]
+    metrics |= {"share_of_dimensions": len(outliers) / len(means[0]), "share_of_length": np.mean(lengths)}
     return Expected(
         tables={"dimensions": every, "by_category": by_category, "model": model},
         metrics=metrics,
@@ -119,9 +122,10 @@ def criterion(specimen: Specimen, options: OutliersOptions) -> str:
         "sigma": "standard deviations from the mean",
         "mad": "median absolute deviations (× 1.4826) from the median",
     }[options.criterion.value]
+    layers = specimen.loaded.layers + 1
     return (
-        f"mean more than {options.threshold:g} {unit} of the layer's dimensions, in at least {options.share:.0%} of layers 0 "
-        f"to {specimen.loaded.layers}"
+        f"mean more than {options.threshold:g} {unit} of the layer's dimensions, in at least "
+        f"{int(np.ceil(options.share * layers))} of the {layers} layers"
     )
 
 
@@ -216,9 +220,29 @@ CASES = [
         ],
     ),
     ({"count": 1.0}, {"layers": {7: "12"}}, ["The model has 1 outlier dimension: 7 (in layer 12)."]),
+    *(
+        (
+            {"count": 1.0, "share_of_dimensions": 0.0026, "share_of_length": share},
+            {"layers": {7: "12"}},
+            [
+                "The model has 1 outlier dimension: 7 (in layer 12). Together, they are 0.3% of the dimensions and have "
+                f"{written} of the squared length of the mean hidden vector, on average over layers."
+            ],
+        )
+        for share, written in ((0.621, "62%"), (0.0026, "0.3%"))
+    ),
     (
         {"count": 2.0},
         {"layers": {7: "3", 31: "0–12"}},
         ["The model has 2 outlier dimensions: 7 (in layer 3) and 31 (in layers 0–12)."],
+    ),
+]
+
+EFFECTS = [
+    ({"count": 0.0}, {}, 0.0),
+    (
+        {"count": 1.0, "share_of_dimensions": 0.01, "share_of_length": 0.62},
+        {"layers": {7: "12"}},
+        0.61,
     ),
 ]

@@ -12,9 +12,10 @@ from normscope.analyses.declarations.outliers import OutliersOptions
 from normscope.analyses.declarations.score import ScoreOptions
 from normscope.analyses.score import favoured
 from normscope.results.result import Result
+from normscope.statistics.intervals import Interval
 from tests.oracles import outliers_oracle
-from tests.oracles.activations import Sequence_, softmax
-from tests.oracles.comparison import Expected, Picture, assert_expected, said, table
+from tests.oracles.activations import Block, Sequence_, softmax
+from tests.oracles.comparison import Expected, Picture, assert_expected, interval, said, table
 from tests.oracles.specimens import CHOICES, Specimen, made, reported
 
 CHANGES = ["before", "after", "change", "controls_mean", "controls_low", "controls_high"]
@@ -55,6 +56,7 @@ def expected(
             metrics,
             outliers if len(outliers) <= 8 else (),
             _favoured(tables["by_category"]) if 0 < len(outliers) <= 8 else None,
+            _changed(specimen, layers, reported, outliers) if outliers and options.interventions else {},
         ),
         notes=notes,
     )
@@ -222,6 +224,12 @@ def _weight_by_category(specimen: Specimen, sequence: Sequence_, alpha: np.ndarr
     return lambda category: float(alpha[..., of_token == category].sum(axis=-1).mean())
 
 
+def _without(block: Block, without: Sequence[int]) -> np.ndarray:
+    """α of scores less the contributions of some dimensions."""
+    scores = block.query @ block.key.transpose(0, 2, 1) - block.contributions[..., list(without)].sum(axis=-1)
+    return softmax(block.scale * scores, block.visible)
+
+
 def _intervention(specimen, layers, categories, outliers, prominent, drawn) -> pd.DataFrame:
     """Softmax again, of scores less the contributions of some dimensions, in one block alone."""
 
@@ -229,9 +237,7 @@ def _intervention(specimen, layers, categories, outliers, prominent, drawn) -> p
         shares = []
         for sequence in specimen.sequences:
             block = sequence.blocks[layer - 1]
-            scores = block.query @ block.key.transpose(0, 2, 1) - block.contributions[..., list(without)].sum(axis=-1)
-            alpha = softmax(block.scale * scores, block.visible)
-            shares.append(_weight_by_category(specimen, sequence, alpha)(category))
+            shares.append(_weight_by_category(specimen, sequence, _without(block, without))(category))
         return float(np.mean(shares))
 
     rows = []
@@ -248,6 +254,26 @@ def _intervention(specimen, layers, categories, outliers, prominent, drawn) -> p
             rows.append(place | numbers)
     changes = table(["layer", "removed", "dimensions", "category"], rows, CHANGES)
     return changes.assign(sequences=len(specimen.sequences))
+
+
+def _changed(specimen, layers, categories, outliers) -> dict[str, Interval]:
+    """How the weight on each category changes without all outliers, over sequences, by Student's t."""
+    changes: dict[str, list[float]] = {category: [] for category in categories}
+    for sequence in specimen.sequences:
+        blocks = [sequence.blocks[layer - 1] for layer in layers]
+        for category, of_category in changes.items():
+            of_layers = [
+                _weight_by_category(specimen, sequence, _without(block, outliers))(category)
+                - _weight_by_category(specimen, sequence, _without(block, []))(category)
+                for block in blocks
+            ]
+            of_category.append(float(np.mean(of_layers)))
+    few = len(specimen.sequences) < 5
+    return {
+        category: Interval(*(values[:1] if few else values), *([np.nan] * 2 if few else []))
+        for category, of_category in changes.items()
+        for values in [interval(of_category)]
+    }
 
 
 def _together(changes: pd.DataFrame) -> pd.DataFrame:
@@ -406,7 +432,7 @@ def test_score(specimen, choice):
 
 
 SCORE = {"dimensions_for_half/mean": 3.4, "dimensions_for_90_percent/mean": 116.2, "share_of_outliers/mean": 0.123}
-BIAS = "The key bias b_K makes up {} of the spread of a query's scores over its keys."
+BIAS = "The key bias b_K makes up {} of the variance of a query's scores over its keys."
 WITHOUT_OUTLIERS = "Without the outlier dimensions' part of the scores, in one block at a time, the attention weight on"
 SEP = {
     "intervention/sep/before": 0.5,
@@ -422,33 +448,33 @@ CASES = [
     (
         SCORE,
         [
-            "On average over heads, 3.4 dimensions make up half of the spread of a query's scores over its keys, and 116 "
+            "On average over heads, 3.4 dimensions make up half of the variance of a query's scores over its keys, and 116 "
             "make up 90%.",
-            "The share of the outlier dimensions in the spread of a query's scores is 12%.",
+            "The share of the outlier dimensions in the variance of a query's scores is 12%.",
         ],
     ),
     (
         {"dimensions_for_half/mean": 3.4},
-        ["On average over heads, 3.4 dimensions make up half of the spread of a query's scores over its keys."],
+        ["On average over heads, 3.4 dimensions make up half of the variance of a query's scores over its keys."],
     ),
     (
         {"dimensions_for_half/mean": 3.4, "heads_below_90_percent/share": 0.01},
         [
-            "On average over heads, 3.4 dimensions make up half of the spread of a query's scores over its keys (heads "
+            "On average over heads, 3.4 dimensions make up half of the variance of a query's scores over its keys (heads "
             "whose dimensions never reach that share are left out).",
         ],
     ),
     (
         {"dimensions_for_half/mean": 3.4, "share_of_key_bias/mean": 0.0006},
         [
-            "On average over heads, 3.4 dimensions make up half of the spread of a query's scores over its keys; the key "
+            "On average over heads, 3.4 dimensions make up half of the variance of a query's scores over its keys; the key "
             "bias b_K makes up 0.1%.",
         ],
     ),
     ({"share_of_outliers/mean": 0.0}, []),  # there are none
     (
         {"share_of_outliers/mean": -0.0001},
-        ["The share of the outlier dimensions in the spread of a query's scores is 0.0%."],
+        ["The share of the outlier dimensions in the variance of a query's scores is 0.0%."],
     ),
     ({"share_of_key_bias/mean": 0.0006}, [BIAS.format("0.1%")]),
     ({"share_of_key_bias/mean": 0.0004}, []),
@@ -459,6 +485,32 @@ CASES = [
             f"{WITHOUT_OUTLIERS} [SEP] tokens falls from 50% to 20%; with as many random dimensions removed "
             "instead, it is 52%."
         ],
+    ),
+    *(
+        (
+            SEP | {"intervention/sequences": 40.0},
+            {"changed": {"sep": Interval(-0.3, low, high)}},
+            [f"{WITHOUT_OUTLIERS} [SEP] tokens {moves}; with as many random dimensions removed instead, it is 52%."],
+        )
+        for low, high, moves in (
+            (
+                -0.32,
+                -0.284,
+                "falls from 50% to 20% (difference 30.0 points, 95% interval 28.4 to 32.0 over 40 sequences)",
+            ),
+            (
+                -0.61,
+                0.0,
+                "stays at about 20%, no detectable difference (difference 30.0 points, 95% interval 0.0 to 61.0 over 40 "
+                "sequences)",
+            ),
+        )
+    ),
+    (
+        # A change that is written as none has no interval.
+        {"intervention/cls/before": 0.2502, "intervention/cls/after": 0.2501},
+        {"changed": {"cls": Interval(-0.0001, -0.0002, -0.00005)}},
+        [f"{WITHOUT_OUTLIERS} [CLS] tokens stays at 25%."],
     ),
     (
         CLS | OTHER,
@@ -529,6 +581,13 @@ CASES = [
             "scores."
         ],
     ),
+]
+
+EFFECTS = [
+    (SEP, {}, 0.3),
+    (SEP, {"changed": {"sep": Interval(-0.3, -0.32, -0.284)}}, 0.3),
+    (SEP, {"changed": {"sep": Interval(-0.3, -0.61, 0.01)}}, 0.0),
+    (SCORE, {}, 0.0),
 ]
 
 CLAIMS = {

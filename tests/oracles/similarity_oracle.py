@@ -25,7 +25,17 @@ from normscope.maths.embedder import Embedder
 from normscope.models.observe.reading import ObservedStack
 from normscope.results.figures import TextPair
 from normscope.results.result import Result
-from tests.oracles.comparison import Expected, Picture, assert_expected, spoken, table, three_digits, visibly_apart
+from normscope.statistics.intervals import Interval
+from tests.oracles.comparison import (
+    Expected,
+    Picture,
+    assert_expected,
+    interval,
+    spoken,
+    table,
+    three_digits,
+    visibly_apart,
+)
 from tests.oracles.frozen_vectors import explicit_vectors, scaled
 from tests.oracles.networks import norm_weights
 from tests.oracles.specimens import Specimen, made, reported
@@ -146,8 +156,9 @@ def expected(
         "by_token": table(["token", "token_id"], _tokens(specimen, pairs, matrices, friends)),
     }
     drawn = _drawn(specimen, pairs, values, options)
-    figures = _figures(pairs, matrices, values, parts, shown, drawn)
-    sentences = _sentences(metrics, friends)
+    documents = {row: specimen.ranked[row - 1][1] for row in drawn} if specimen.ranked and options.rows is None else {}
+    figures = _figures(pairs, matrices, values, parts, shown, {row: documents.get(row, 0) for row in drawn})
+    sentences = _sentences(metrics, friends, parts)
     if options.sums:
         figures = {name: figure for name, figure in figures.items() if name == "by_similarity"}
         of_categories = {spoken(name): {"contribution": np.mean(values_of)} for name, values_of in parts.items()}
@@ -369,9 +380,9 @@ def _figures(pairs, matrices, values, parts, shown, drawn) -> dict[str, Picture]
         for group in groups
     }
     figures = {"by_category": Picture(cells), "by_similarity": Picture(lines)}
-    for row in drawn:
+    for row, document in drawn.items():
         (a, b), matrix = pairs[row - 1], matrices[row - 1]
-        title = f"pair {row}: cosine {_digits(values[row - 1])}"
+        title = f"{f'document {document}' if document else f'pair {row}'}: cosine {_digits(values[row - 1])}"
         sides = [[*text.tokens, "bias"] for text in (a, b)]
         figures[f"pair_{row}"] = Picture(
             {
@@ -382,7 +393,9 @@ def _figures(pairs, matrices, values, parts, shown, drawn) -> dict[str, Picture]
     return figures
 
 
-def _sentences(metrics: Mapping[str, Any], friends: Mapping[str, list[float]]) -> list[str]:
+def _sentences(
+    metrics: Mapping[str, Any], friends: Mapping[str, list[float]], parts: Mapping[str, Sequence[float]]
+) -> list[str]:
     with_bias, cosine = metrics["with_bias"], metrics["cosine"]
     verbs = ["subtract" if part < 0 else "add" for part in (cosine - with_bias, with_bias)]
     categories = {name[len("category/") :]: value for name, value in metrics.items() if name.startswith("category/")}
@@ -396,7 +409,11 @@ def _sentences(metrics: Mapping[str, Any], friends: Mapping[str, list[float]]) -
     if len(categories) > 1 and categories[first] > 0:
         most = [name for name in categories if name == first or not visibly_apart(categories[name], categories[first])]
         kinds = " and ".join({"other": "ordinary"}.get(name, spoken(name)) for name in most)
-        amount = _digits(categories[first]) if len(most) == 1 else f"about {_digits(categories[first])} each"
+        amount = f"about {_digits(categories[first])} each"
+        if len(most) == 1:
+            _, low, high = interval(parts[first])
+            known = f" (95% interval {_digits(low)} to {_digits(high)})" if len(parts[first]) >= 5 else ""
+            amount = f"{_digits(categories[first])}{known}"
         made += f" {kinds[0].upper()}{kinds[1:]} tokens add most to it: {amount}."
     if "gold/spearman" not in metrics:
         return [made]
@@ -504,6 +521,14 @@ CASES = [
         )
     ),
     (
+        {"pairs": 40.0, "cosine": 0.5, "with_bias": 0.0, "category/cls": 0.2, "category/other": 0.3},
+        {"added": {"cls": Interval(0.2, 0.1, 0.3), "other": Interval(0.3, 0.28, 0.32)}},
+        [
+            "The mean cosine similarity of 40 pairs of texts is 0.50: pairs of tokens add 0.50, and pairs with the model's "
+            "biases on at least one side add 0. Ordinary tokens add most to it: 0.30 (95% interval 0.28 to 0.32)."
+        ],
+    ),
+    (
         {"pairs": 2.0, "cosine": -0.25, "with_bias": -0.2, "gold/count": 2.0},
         [
             "The mean cosine similarity of 2 pairs of texts is −0.25: pairs of tokens subtract 0.050, and pairs with "
@@ -549,6 +574,15 @@ CASES = [
             "Spearman's ρ between the cosines and the gold scores of 12 pairs is +0.81; in the quarter with the lowest "
             "gold scores, these words add most: “dog”, “man” and “cut”."
         ],
+    ),
+]
+
+EFFECTS = [
+    ({"pairs": 2.0, "cosine": 0.5, "with_bias": -0.1, "category/cls": 0.2, "category/other": 0.3}, {}, 0.3),
+    (
+        {"pairs": 9.0, "cosine": 0.5, "with_bias": -0.1, "category/cls": 0.2, "category/other": 0.3},
+        {"added": {"other": Interval(0.3, -0.1, 0.7)}},
+        0.0,
     ),
 ]
 

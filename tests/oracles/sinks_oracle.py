@@ -329,14 +329,25 @@ def _figures(specimen: Specimen, tables: dict[str, pd.DataFrame], main: str | No
             "mass": "share of the weight",
             "contribution": "share of the contribution",
         }
+        variants = list(
+            dict.fromkeys(zip(*(rows.index.get_level_values(name) for name in ("inputs", "bos")), strict=True))
+        )
         figures["rate"] = Picture(
             {
-                (_label(specimen, inputs, bos), title, layer, head): row[name]
-                for (layer, head, inputs, bos), row in rows.iterrows()
+                (None, title, layer, head): row[name]
+                for (layer, head, *variant), row in rows.iterrows()
                 for name, title in titles.items()
+                if tuple(variant) == variants[0]
             },
             {"limits": (0.0, 1.0)},
         )
+        if len(variants) > 1:
+            means = {
+                (title, _label(specimen, *variant)): 100 * values.mean()
+                for name, title in titles.items()
+                for variant, values in rows[name].groupby(["inputs", "bos"], sort=False)
+            }
+            figures["by_input"] = Picture(means, {"order": list(dict.fromkeys(row for _, row in means))})
     return figures
 
 
@@ -523,6 +534,18 @@ CASES = [
             "them to zero changes the loss from 3.40 to 9.0 nats; with as many random dimensions set to zero, the loss is "
             "3.42."
         ],
+    ),
+]
+
+EFFECTS = [
+    (
+        {
+            "text/with_bos/sink_rate/first": 0.5,
+            "text/with_bos/mass/first": 0.31,
+            "text/with_bos/contribution/first": 0.026,
+        },
+        {},
+        0.284,
     ),
 ]
 

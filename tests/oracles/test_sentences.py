@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from normscope.analyses.registry import analyses
-from tests.oracles.comparison import module_of_sentences, oracle
+from tests.oracles.comparison import everything, module_of_sentences, oracle
 
 
 @pytest.mark.parametrize("name", analyses())
@@ -31,6 +31,29 @@ def test_what_a_sentence_claims_holds_of_the_numbers_it_prints(name):
                         claimed.add(pattern)
                         assert holds(*map(_read, found.groups())), sentence
     assert claimed == set(claims)
+
+
+@pytest.mark.parametrize("name", analyses())
+def test_the_answer_has_the_effect_that_follows_from_its_numbers(name):
+    for metrics, keywords, effect in oracle(name).EFFECTS:
+        answer, *_ = module_of_sentences(name).sentences_of(metrics, **keywords)
+        assert answer.effect == pytest.approx(effect), answer
+
+
+@pytest.mark.parametrize("name", analyses())
+def test_the_answer_of_every_analysis_has_an_effect_on_one_scale(name):
+    """Zero only where an interval says so: an answer that states no difference could not be ranked among the others."""
+    answer = everything(name).sentences[0]
+    assert 0 <= answer.effect <= 1
+    if answer.interval is not None:
+        low, high = answer.interval
+        assert low <= high
+        assert (answer.effect == 0) == (low <= 0 <= high)
+        assert answer.effect > 0 or "no detectable" in answer
+        assert answer.effect == 0 or min(abs(low), abs(high)) <= answer.effect <= max(abs(low), abs(high))
+    else:
+        written = re.findall(r"\d[\d.]*%", answer)
+        assert answer.effect > 0 or written[0] == written[1], answer
 
 
 MOVES = (0, 0, 1e-4, -1e-4, 1e-3, -1e-3, 0.01, -0.01, 0.1, -0.1, 0.5, -0.5)

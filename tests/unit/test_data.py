@@ -166,6 +166,12 @@ def test_byte_level_vocabularies_have_two_commas():
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, cls_token="<s>", sep_token="</s>", mask_token="<mask>", pad_token="<pad>"
     )
+    assert TokenCategories.of(tokenizer, len(vocabulary)).impossible == set()
+    assert TokenCategories.of(PreTrainedTokenizerFast(tokenizer_object=backend), len(vocabulary)).impossible == {
+        "cls",
+        "sep",
+        "mask",
+    }
     categories = TokenCategories.of(tokenizer, len(vocabulary)).of_token
     punctuation = {token for token, index in vocabulary.items() if CATEGORIES[categories[index]] == "punctuation"}
     assert punctuation == {",", "Ġ,", "."}

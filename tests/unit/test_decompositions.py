@@ -122,7 +122,9 @@ def test_what_is_saved_is_read_back(model, tmp_path):
 def test_a_page_of_texts_has_no_column_of_what_is_unknown(model):
     texts = [normscope.decompose(model, text) for text in (TEXTS[0], TEXTS[2])]
     runs = re.search(r"<caption>Runs</caption>(.*?)</table>", normscope.page(texts), re.S)
-    assert re.findall(r"<th [^>]*>(.*?)</th>", runs[1]) == ["run", "text", "sequences"]
+    assert re.findall(r"<th [^>]*>(.*?)</th>", runs[1]) == [
+        *("run", "text", "mixing ratio (attention block, AttnResLn-N)", "sequences")
+    ]
 
 
 def test_single_heads_make_the_block(model):

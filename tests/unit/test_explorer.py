@@ -18,7 +18,8 @@ from normscope.errors import InputError
 from normscope.maths.layer_composition import LAYER_STAGES
 from normscope.models.observe.observer import Observer
 from normscope.reporting.options import ReportOptions
-from normscope.reporting.page.explorer import payload
+from normscope.reporting.page.explorer import payload, view_of
+from normscope.results.findings import Sentence
 from normscope.results.maps import MEASURES, TARGET_MEASURES, TokenMap, pairs_table
 from normscope.running import token_maps as exploration
 from normscope.running.token_maps import select_examples, token_maps
@@ -129,6 +130,7 @@ def unpacked(packed, shape):
     planes = np.frombuffer(zlib.decompress(base64.b64decode(packed["codes"])), dtype=np.uint8).astype(float)
     codes = 256 * planes[: len(planes) // 2] + planes[len(planes) // 2 :]
     sign, codes = np.where(codes >= 2**15, -1, 1), codes % 2**15
+    codes = np.where(codes == 2**15 - 1, np.nan, codes)  # what a query cannot see
     sizes = sign * np.minimum(codes, 1000) / 65535 * 1.001 ** np.maximum(codes - 1000, 0)
     return sizes.reshape(shape) * np.reshape(packed["largest"], (-1, *(1 for _ in shape[1:])))
 
@@ -162,16 +164,50 @@ def test_it_opens_where_weights_and_norms_differ_most():
     sentence = dataclasses.replace(sentence, head_maps={"attn_w": weights}, norms=norms)
     longer = random_sentence(generator, 2, 3, 9)
     beside = {"beside": "attn_w", "measure": "attn_n", "scale": "map"}
-    assert payload([longer, sentence])["start"] == {"sentence": 1, "layer": 1, "head": 2, **beside}
-    assert payload([sentence], "share", alone=True)["start"] is None
+    assert payload([longer, sentence])["start"] == {"sentence": 2, "layer": 3, "head": 2, "token": 0, **beside}
     blocks = dataclasses.replace(
         sentence,
         head_maps={},
         norms=None,
         maps={"attn_w": weights.mean(axis=1), "attn_n": np.stack([np.full((5, 5), 0.2), np.eye(5)]).astype(np.float32)},
     )
-    assert payload([blocks])["start"] == {"sentence": 0, "layer": 1, "head": 0, **beside}
-    assert payload([dataclasses.replace(blocks, maps={"share": blocks.maps["attn_n"]})])["start"] is None
+    # Vectors come from each token itself; weights give 0.6 to the first one, so all rows but its own differ most.
+    assert payload([blocks])["start"] == {"sentence": 1, "layer": 3, "head": 0, "token": 1, **beside}
+    only = dataclasses.replace(blocks, maps={"share": blocks.maps["attn_n"]})
+    assert payload([only])["start"] == {"sentence": 1, "layer": 3, "measure": "share", "scale": "map"}
+
+
+def test_it_opens_at_the_place_of_a_finding():
+    """Head 2 of the first layer differs most for the keys of one category, head 1 of the second for those of another."""
+    tokens = ("[CLS]", "a", "b", "[SEP]")
+    norms = np.ones((2, 3, 4), dtype=np.float32)
+    norms[0, 1, 0] = 0  # [CLS] is null
+    norms[1, 0, 3] = 9  # [SEP] is long
+    shown = TokenMap(
+        "text",
+        tokens,
+        tokens,
+        (2, 3),
+        {"attn_w": np.full((2, 4, 4), 0.25), "attn_n": np.ones((2, 4, 4)), "atbff_n": np.ones((2, 4, 4))},
+        {"attn_w": np.full((2, 3, 4, 4), 0.25, dtype=np.float32)},
+        norms,
+        categories=("cls", "other", "other", "sep"),
+    )
+    shorter = dataclasses.replace(random_sentence(np.random.default_rng(0), 2, 3, 2), categories=("other", "other"))
+    texts = [shorter, shown]
+
+    def place(texts=texts, measure="", **place):
+        view = view_of(Sentence("", measure=measure, place=place), texts)
+        return [view["sentence"], view["layer"], view.get("head"), view.get("token"), view["measure"]]
+
+    assert place(category="cls") == [2, 2, 2, 0, "attn_n"]
+    assert place(category="sep") == [2, 3, 1, 3, "attn_n"]
+    assert place(category="sep", layer=2, head=3)[:3] == [2, 2, 3]
+    assert place(category="mask")[0] == 1, "no text has a mask: the shortest"
+    assert place(text=2, layer=3, token=1) == [2, 3, 1, 1, "attn_n"]
+    assert place(text=2, layer=2, measure="atbff_n") == [2, 2, None, None, "atbff_n"]
+    assert place(text=9, layer=9)[0] == 1, "of a page that leaves texts out"
+    assert payload(texts, Sentence("", place={"category": "sep"}))["start"]["layer"] == 3
 
 
 def test_the_page_keeps_signs():

@@ -17,6 +17,7 @@ from normscope.reporting.page import explorer as report_explorer
 from normscope.reporting.page.explorer import payload
 from normscope.results import pictures
 from normscope.results.maps import pairs_table
+from normscope.results.token_labels import label
 from normscope.rounding import number
 from tests.end_to_end.browser import needs_browser, opened
 from tests.one_text import attribute, attribution_maps, decompose, similarity
@@ -129,8 +130,12 @@ def test_the_page_of_maps_draws_what_they_say(model, tmp_path):
         shown, console = opened(tmp_path / "map.html")
         assert console == []
         seen = re.sub("<[^>]+>", "", re.search(r'class="lists">(.+?)</div>', shown, re.DOTALL)[1])
-        row = maps[method].total[1, : len(maps[method].tokens)]
-        assert seen.startswith(f"“{maps[method].tokens[1]}” receives from{maps[method].tokens[row.argmax()]}"), method
+        total = np.asarray(maps[method].total)[:, : len(maps[method].tokens)]
+        first = int(
+            (total * ~np.eye(len(total), dtype=bool)).max(axis=1).argmax()
+        )  # it receives most from another token
+        to, source = (label(maps[method].tokens[place]) for place in (first, total[first].argmax()))
+        assert html.unescape(seen).startswith(f"“{to}” receives from{source}"), method
     maps["alti"].result.explorer().save(tmp_path / "maps.html")
     shown, _ = opened(tmp_path / "maps.html")
     measures = re.search(r'<select[^>]*name="measure".+?</select>', shown, re.DOTALL)[0]
@@ -297,10 +302,11 @@ def test_the_frame_draws_in_its_sandbox(explorer, tmp_path):
             break
     seen = match[1]
     pairs, start = pairs_table(explorer.maps), payload(explorer.maps)["start"]
-    opened_at = (pairs["head"] == start["head"]) & (pairs["layer"] == explorer.maps[0].layers[start["layer"]])
-    row = pairs[opened_at & (pairs["query"] == 1)]
+    opened_at = (pairs["head"] == start["head"]) & (pairs["layer"] == start["layer"])
+    row = pairs[opened_at & (pairs["query"] == start["token"])]
     first = row.loc[pd.Series(row["attn_n"]).idxmax()]
-    assert seen.startswith(f"“{first['query_token']}” receives from{first['key_token']} ({first['key']})")
+    to, source = label(first["query_token"]), label(first["key_token"])
+    assert html.unescape(seen).startswith(f"“{to}” receives from{source} ({first['key']})")
 
 
 @pytest.fixture(scope="module")
@@ -311,8 +317,7 @@ def compared(model):
 def test_a_pair_of_texts_in_a_page_has_the_numbers_of_the_similarity(compared):
     explorer = compared.result.explorer()
     (pair,) = json.loads(re.search(r'id="pairs-data">(.+?)</script>', explorer.page)[1])["pairs"]
-    assert pair["tokens_a"] == list(compared.tokens_a)
-    assert pair["tokens_b"] == list(compared.tokens_b)
+    assert [text["tokens"] for text in pair["texts"]] == [list(compared.tokens_a), list(compared.tokens_b)]
     np.testing.assert_allclose(np.reshape(pair["values"], compared.matrix.shape), compared.matrix, rtol=1e-4)
     assert "sandbox" in explorer._repr_html_()
     assert repr(explorer).startswith(f"cosine similarity {number(compared.value)}")
@@ -395,7 +400,7 @@ document.body.append(pre);
         html.unescape(re.search(r'<pre id="seen">(.+?)</pre>', shown, re.DOTALL)[1])
     )
     assert "slept" in query
-    ranked = [found[place] for place in found.ranking["number"]]
+    ranked = [found[number - 1] for number in found.ranking["number"]]
     assert len(items) == 10
     assert [item["chosen"] for item in items] == [True, *[False] * 9]
     words = [each.matrix[:-1, :-1].sum(axis=0) for each in ranked[:10]]
@@ -405,6 +410,7 @@ document.body.append(pre);
     for at, (item, each) in enumerate(zip(items, ranked, strict=False)):
         assert item["head"][0] == f"{at + 1}."
         np.testing.assert_allclose(_number(item["head"][1]), each.value, **near)
+        assert item["head"][2] == f"document {found.ranking['number'][at]}"
         np.testing.assert_allclose([_number(title) for title, _ in item["tokens"]], words[at], **near)
         np.testing.assert_allclose([_number(value) for value, _ in item["bars"]], parts[at], **near)
         np.testing.assert_allclose([width for _, width in item["bars"]], 100 * np.abs(parts[at]) / longest, atol=0.5)

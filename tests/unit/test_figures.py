@@ -1,6 +1,8 @@
 """Figures whose words, names and captions are any text, and the files, sizes and styles that users choose."""
 
 import dataclasses
+import io
+import itertools
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -8,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from normscope.distribution import CHECKOUT
@@ -15,11 +18,12 @@ from normscope.errors import InputError
 from normscope.reporting import drawing
 from normscope.reporting.drawing import draw, laid_out
 from normscope.reporting.figure_text import caption_of
+from normscope.reporting.figures.layout import panels_across
 from normscope.reporting.figures.style import styled
 from normscope.reporting.figures.word_maps import word_maps
 from normscope.reporting.options import Appearance, FigureFormat, FigureOptions, appearance
-from normscope.reporting.palette import MISSING
-from normscope.results.figures import Heatmaps, Lines, Scatter, WordMaps, end_of_scale
+from normscope.reporting.palette import FAINT, INK, MISSING
+from normscope.results.figures import ColouredText, Heatmaps, Lines, Scatter, WordMaps, end_of_scale
 from normscope.results.pictures import Picture
 
 # Each of them, or a pair of them, is mathematics to matplotlib, and most of it is broken.
@@ -99,6 +103,79 @@ def test_the_line_that_a_figure_is_about_is_the_strongest():
         assert leading.get_linewidth() > 1.5 * max(first.get_linewidth(), last.get_linewidth())
         assert (leading.get_color(), leading.get_linestyle()) == (mpl.rcParams["text.color"], "-")
         assert leading.get_zorder() > max(first.get_zorder(), last.get_zorder())
+
+
+@pytest.mark.draws
+def test_lines_that_a_figure_is_not_about_are_thin_and_grey():
+    table = pd.DataFrame({"layer": [1, 2] * 3, "value": range(6), "line": ["a", "a", "b", "b", "c", "c"]})
+    figure = Lines(
+        table, "layer", "value", "line", "", "value", {name: name for name in "abc"}, leading="b", behind=["c"]
+    )
+    with styled():
+        axes = laid_out(figure, caption=False).axes[0]
+        first, leading, behind = (line for line in axes.get_lines() if len(line.get_xdata()) > 1)
+        assert behind.get_linewidth() < first.get_linewidth() < leading.get_linewidth()
+        assert behind.get_color() == FAINT != first.get_color()
+        assert behind.get_marker() != first.get_marker(), "still told apart"
+        assert {text.get_text(): text.get_color() for text in axes.texts} == {"a": INK, "b": INK, "c": FAINT}
+
+
+@pytest.mark.draws
+def test_a_line_alone_is_no_fainter_than_others():
+    table = pd.DataFrame({"layer": [1, 2, 1, 2], "value": range(4), "line": ["a", "a", "b", "b"]})
+    with styled():
+        (one,) = laid_out(Lines(table[:2], "layer", "value", "line", "", "value")).axes[0].get_lines()
+        assert (one.get_linewidth(), one.get_alpha()) == (mpl.rcParams["lines.linewidth"], 1.0)
+        for line in laid_out(Lines(table, "layer", "value", "line", "", "value")).axes[0].get_lines():
+            assert line.get_linewidth() < one.get_linewidth()
+
+
+@pytest.mark.parametrize(
+    ("panels", "width", "narrowest", "across"),
+    [(7, 6.9, 1.9, 4), (7, 3.35, 1.5, 2), (4, 6.9, 2.0, 2), (5, 6.9, 2.0, 3), (6, 6.9, 2.0, 3), (1, 1.0, 2.0, 1)],
+)
+def test_panels_leave_few_places_empty(panels, width, narrowest, across):
+    assert panels_across(panels, width, narrowest, pliable=True) == across
+
+
+def test_panels_are_no_narrower_than_they_must_be():
+    assert panels_across(7, 6.9, 1.9) == 3
+
+
+@pytest.mark.draws
+@pytest.mark.parametrize("several", [False, True])
+def test_maps_of_words_have_their_colour_scales(several):
+    figure = word_map(["a", "b", "c"], "Title.")
+    if several:
+        tables = [figure.table.assign(method=str(name), value=0.5 + name) for name in range(6)]
+        titles = {str(name): str(name) for name in range(6)}
+        figure = dataclasses.replace(figure, table=pd.concat(tables), panel_titles=titles)
+    bars = [axes for axes in laid_out(figure, 1.6 if several else 3.35).axes if axes.get_label() == "<colorbar>"]
+    assert len(bars) == len(figure.panel_titles)
+    largest = dataclasses.replace(figure, largest=1.0, value_label="part of the sum")
+    (bar,) = (axes for axes in laid_out(largest).axes if axes.get_label() == "<colorbar>")
+    assert bar.get_xlabel() == "part of the sum"
+    (bar,) = (
+        axes
+        for axes in laid_out(dataclasses.replace(largest, value_label="", measure="cosine similarity")).axes
+        if axes.get_label() == "<colorbar>"
+    )
+    assert bar.get_xlabel() == "part of the cosine similarity"
+
+
+@pytest.mark.draws
+def test_values_below_coloured_tokens_do_not_touch():
+    table = pd.DataFrame({"token": list("abcdefgh"), "value": np.linspace(-0.123, 0.456, 8), "text": "one"})
+    with styled():
+        canvas = laid_out(ColouredText(table, "text", "", "effect"), caption=False)
+        renderer = FigureCanvasAgg(canvas).get_renderer()
+        boxes = sorted(
+            (text.get_window_extent(renderer) for text in canvas.axes[0].texts if text.get_color() == FAINT),
+            key=lambda box: box.x0,
+        )
+    assert len(boxes) > 1
+    digit = boxes[0].width / 5
+    assert all(left.x1 + digit < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 @pytest.mark.draws
@@ -267,6 +344,37 @@ def test_files_have_the_chosen_width_and_resolution_and_no_date(tmp_path):
 
 
 @pytest.mark.draws
+def test_a_figure_for_a_slide_is_as_large_as_fits_below_its_title():
+    """12 inches wide and 6.1 high at most; text of 8 points is more than twice as large."""
+    look = appearance(FigureOptions(width="slide", dpi=50))
+    assert not look.caption
+    png, svg, pdf = drawing.drawn(CURVES, ["png", "svg", "pdf"], look)
+    with Image.open(io.BytesIO(png)) as image:
+        inches = [pixels / dpi for pixels, dpi in zip(image.size, image.info["dpi"], strict=True)]
+    assert inches == pytest.approx([5.7 * 2.1, 2.9 * 2.1], abs=0.03)
+    root = ElementTree.fromstring(svg)
+    points = [float(root.attrib[side].removesuffix("pt")) for side in ("width", "height")]
+    assert points == pytest.approx([72 * side for side in inches], abs=3)
+    assert [float(number) for number in root.attrib["viewBox"].split()[2:]] == pytest.approx([5.7 * 72, 2.9 * 72])
+    assert [float(number) for number in re.search(rb"/MediaBox \[ 0 0 (\S+) (\S+) \]", pdf).groups()] == pytest.approx(
+        [5.7 * 72, 2.9 * 72]
+    )
+
+
+@pytest.mark.draws
+def test_a_tall_figure_for_a_slide_has_more_panels_beside_each_other():
+    table = pd.DataFrame({"layer": [1, 2] * 12, "value": 0.5, "line": "a", "panel": np.repeat(range(12), 2)})
+    figure = Lines(table, "layer", "value", "line", "", "value", {"a": "first"}, panel="panel")
+    (png,) = drawing.drawn(figure, ["png"], appearance(FigureOptions(width="slide", dpi=50)))
+    with Image.open(io.BytesIO(png)) as image:
+        width, height = (pixels / dpi for pixels, dpi in zip(image.size, image.info["dpi"], strict=True))
+    assert width <= 12.03
+    assert height <= 6.12
+    narrow = laid_out(figure, 5.7, caption=False).get_size_inches()
+    assert height / narrow[1] < width / narrow[0], "wider than at the width of the slide"
+
+
+@pytest.mark.draws
 @pytest.mark.parametrize(("limit", "largest"), [("_LONGEST_SIDE", 500), ("_MOST_PIXELS", 100_000)])
 def test_a_canvas_too_large_for_the_resolution_gets_fewer_pixels(tmp_path, monkeypatch, limit, largest):
     monkeypatch.setattr(drawing, limit, largest)
@@ -323,7 +431,7 @@ def test_pictures_are_saved_at_the_width_of_a_column(tmp_path):
     with Image.open(tmp_path / "curves.png") as image:
         assert image.width == 335
     for wrong, message in (
-        ({"width": "wide"}, "^width=wide: expected column, page or"),
+        ({"width": "wide"}, "^width=wide: expected column, page, slide or"),
         ({"dpi": 5}, "^dpi=5: expected"),
     ):
         with pytest.raises(InputError, match=message):

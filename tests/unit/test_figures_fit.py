@@ -291,3 +291,9 @@ def test_a_logarithmic_axis_has_powers_or_numbers_but_not_both():
     assert not any("×" in label for label in labels)
     assert {"0.2", "0.5"} <= {label.get_text() for label in narrow.axes[0].get_xticklabels()}
     assert not any(label.get_text() for label in narrow.axes[0].get_xticklabels(minor=True))
+    with styled():
+        table = pd.DataFrame({"layer": [1, 2], "value": [5.5, 12.0], "line": "a"})
+        (axes,) = laid_out(Lines(table, "layer", "value", "line", "", "value", log_y=True), caption=False).axes
+    low, high = axes.get_ylim()
+    seen = [tick for tick in axes.get_yticks() if low <= tick <= high]
+    assert len(seen) > 2, "of 1, 2 and 5 times powers of ten, only 10 is on this axis"

@@ -123,9 +123,9 @@ def test_random_weights_are_known_by_how_they_were_made(saved_model, tokenizer):
 def test_folders_are_compared_by_their_weights_whatever_they_are_called(of_folder):
     plain, steps = ([of_folder(name) for name in pair] for pair in (("base", "tuned"), ("step-32", "step-0")))
     (sentence,), (same,) = (normscope.compare(runs).sentences for runs in (plain, steps))
-    assert sentence.startswith("tuned differs from base in ")
+    assert sentence.startswith("From base to tuned, ")
     assert same.replace("step 0", "tuned").replace("step 32", "base") == sentence
-    assert "furthest apart in layer" in sentence
+    assert "changes most in layer" in sentence
 
 
 def test_neither_other_texts_nor_other_weights_are_seeds(saved_model, tokenizer):
@@ -138,18 +138,18 @@ def test_neither_other_texts_nor_other_weights_are_seeds(saved_model, tokenizer)
     )
     (sentence,) = normscope.compare([one, texts]).sentences
     assert re.match(
-        r"texts=\w{8} \(run 1\) differs from texts=\w{8} \(run 0\) |No detectable difference between texts=", sentence
+        r"From texts=\w{8} \(1st run\) to texts=\w{8} \(2nd run\), |No detectable difference between texts=", sentence
     )
     assert "over sequences that are not the same" in sentence
     (sentence,) = normscope.compare([one, weights]).sentences
-    assert re.match(r"weights=\w{8} \(run 1\) differs from weights=\w{8} \(run 0\) in ", sentence)
+    assert re.match(r"From weights=\w{8} \(1st run\) to weights=\w{8} \(2nd run\), ", sentence)
     told = normscope.compare([one, texts, weights]).sentences
     assert not any("seeds" in sentence for sentence in told)
 
 
 def test_the_same_run_under_other_names_counts_once(folders, of_folder, tokenizer):
     one, two = of_folder("base"), measured(AutoModel.from_pretrained(folders / "step-32"), tokenizer=tokenizer)
-    told = "Runs 0 and 1 measured the same weights, texts and seeds in the same way: they count once."
+    told = "2 runs of base measured the same weights, texts and seeds in the same way: they count once."
     assert normscope.compare([one, two]).sentences == [told]
     tuned = of_folder("tuned")
     assert normscope.compare([one, two, tuned]).sentences[0] == told
@@ -176,7 +176,8 @@ def test_pairs_are_the_same_texts_whichever_analyses_read_them(saved_model):
         )
     }
     assert read["both"].facts["compared"]["texts_digest"] == read["similarity"].facts["texts_digest"]
-    told = "Runs 0 and 1 measured the same weights, texts and seeds in the same way: they count once."
+    name = saved_model.name
+    told = f"2 runs of {name} measured the same weights, texts and seeds in the same way: they count once."
     assert normscope.compare([read["mixing"], read["both"]]).sentences == [told]
     assert normscope.compare([read["similarity"], read["both"]]).sentences == [told]
     assert normscope.compare([read["mixing"], read["similarity"]]).sentences == [], "two parts of one run"
@@ -188,7 +189,7 @@ def test_pairs_are_the_same_texts_whichever_analyses_read_them(saved_model):
 def test_seeds_are_those_from_which_weights_were_drawn(saved_model):
     drawn = [measured(normscope.load(saved_model, random_init=True, seed=seed, device="cpu")) for seed in (0, 1, 2, 2)]
     sentences = normscope.compare(drawn).sentences
-    assert sentences[0].startswith("Runs 2 and 3 measured the same")
+    assert sentences[0].startswith("2 runs of model.seed=2 measured the same")
     assert " over 3 seeds (95% interval " in sentences[1]
     (sentence,) = normscope.compare([measured(saved_model), drawn[0]]).sentences
     assert sentence.startswith("Whether model.random_init=true differs from model.random_init=false cannot be tested")

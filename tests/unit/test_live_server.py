@@ -118,9 +118,11 @@ def test_a_sink_is_told_from_the_weights_of_the_maps(tokenizer, tmp_path, monkey
     asked(client, "maps", text=TEXT)
     assert len(calls) == 1
     weight = float(decompose(model, TEXT).maps["attn_w"][:, 1:, 0].mean())
-    assert f"give it {brief_share(weight)} of their attention" in asked(client, "prediction", text=TEXT)["sink"]
+    assert (
+        f"give it {brief_share(weight)} of their attention" in asked(client, "prediction", text=TEXT)["first"]["said"]
+    )
     assert len(calls) == 1
-    assert "sink" in asked(client, "prediction", text="We swam.")["sink"]
+    assert "sink" in asked(client, "prediction", text="We swam.")["first"]["said"]
     assert len(calls) == 2
     assert session.engine.close(10)
 
@@ -175,12 +177,13 @@ def test_predictions_are_those_of_the_whole_checkpoint(tokenizer, tmp_path, auto
     likely = logits.double().softmax(dim=-1)[order[:8]]
     np.testing.assert_allclose([probability for _, probability in found["choices"]], likely, rtol=1e-4)
     assert found["target"] == best
-    # Unless an answer is asked for: why the best rather than the second, as `explain` says. Otherwise that answer alone.
+    # Why the best rather than the second, and why any other rather than the best.
     assert found["against"] == name(order[1])
     assert found["value"] == pytest.approx(float(logits[order[0]] - logits[order[1]]), rel=1e-3)
-    alone = asked(client, "prediction", text=text, target=best)
-    assert (alone["against"], alone["value"]) == ("", pytest.approx(float(logits.max()), rel=1e-4))
-    assert sum(found["scores"]) + found["bias"] + found["remainder"] == pytest.approx(found["value"], rel=1e-3)
+    last = asked(client, "prediction", text=text, target=other)
+    assert (last["against"], last["value"]) == (best, pytest.approx(float(logits.min() - logits.max()), rel=1e-4))
+    first = found["first"]["value"] if found["first"] else 0.0
+    assert sum(found["scores"]) + first + found["bias"] + found["remainder"] == pytest.approx(found["value"], rel=1e-3)
     # Why the best rather than the worst, by token and by head.
     rather = asked(client, "prediction", text=text, target=best, against=other)
     assert other in [chosen for chosen, _ in rather["choices"]]

@@ -81,7 +81,13 @@ def test_differences_are_drawn_on_a_signed_scale_and_can_be_saved(tmp_path):
     first = int(np.abs(result.maps[0].maps["attn_n"]).max(axis=(1, 2)).argmax())
     assert figure.largest == max(np.abs(values[first]).max() for values in result.maps[0].maps.values())
     assert f"in layer {result.maps[0].layers[first]};" in figure.caption
-    assert payload(result.maps)["start"] == {"sentence": 0, "layer": first, "measure": "attn_n"}
+    layer = result.maps[0].layers[first]
+    start = {"sentence": 1, "layer": layer, "measure": "attn_n", "scale": "map"}
+    assert payload(result.maps)["start"] == start
+    # The sentence names the cell; its row is the one that is opened.
+    row = int(np.abs(result.maps[0].maps["attn_n"][first]).max(axis=1).argmax())
+    assert result.sentences[0].place == {"text": 1, "layer": layer, "token": row}
+    assert payload(result.maps, result.sentences[0])["start"] == start | {"token": row}
     assert figure.caption.startswith("other minus one: share of what each token (row) receives")
     assert payload(result.maps)["sentences"][0]["is_difference"]
     result.save(tmp_path)

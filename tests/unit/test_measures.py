@@ -15,8 +15,8 @@ def lines(*names: str) -> dict[str, list[str]]:
 def test_methods_and_categories_are_lines():
     names = ["mixing/attn_w/mean", "mixing/attn_n/mean", "mixing/attn_n/share", "norms/alpha/cls", "norms/expansion"]
     assert lines(*names) == {
-        "mixing/mean": ["Attn-W: weights", "Attn-N: vectors"],
-        "mixing/share": ["Attn-N: vectors"],
+        "mixing/mean": ["attention weights (Attn-W)", "weighted vectors (Attn-N)"],
+        "mixing/share": ["weighted vectors (Attn-N)"],
         "norms/alpha": ["[CLS]"],
         "norms/expansion": ["expansion rate"],
     }

@@ -195,7 +195,7 @@ def test_the_page_of_checkpoints(tmp_path):
     ], "in per cent"
     (shown,) = maps_over_steps(found.training)
     (figure,) = shown.figures
-    assert list(figure.values.values()) == ["Attn-N: vectors"]
+    assert list(figure.values.values()) == ["weighted vectors (Attn-N)"]
     cells = figure.table.set_index(["layer", "step"])["mixing/attn_n/mean"].to_dict()
     assert cells == {(1, str(step)): 100 * step for step in STEPS} | {(2, str(step)): 100 for step in STEPS}
     assert list(dict.fromkeys(figure.table["step"])) == ["0", "1", "10", "100"]

@@ -1,5 +1,9 @@
 """The order in which findings are read: answers, then surprises, then the rest."""
 
+import json
+import math
+from pathlib import Path
+
 import pandas as pd
 
 from normscope.results.findings import MOST_ON_TOP, Sentence, Summary, ranked
@@ -41,3 +45,24 @@ def test_few_findings_are_all_on_top():
 def test_a_summary_without_numbers_is_read_again():
     """That of an analysis with nothing to say about the corpus."""
     assert Summary.of(Summary(pd.DataFrame()).plain()).table.empty
+
+
+def test_an_effect_is_on_one_scale_and_is_none_where_its_interval_contains_0():
+    assert Sentence("falls", effect=-0.3).effect == 0.3
+    assert Sentence("beyond the range", effect=-1.2).effect == 1.0
+    assert Sentence("sure", effect=-0.3, interval=(-0.4, -0.2)).effect == 0.3
+    assert Sentence("unsure", effect=-0.3, interval=(-0.61, 0.01)).effect == 0.0
+    assert Sentence("all alike", effect=0.0, interval=(0.0, 0.0)).effect == 0.0
+
+
+def test_an_interval_without_ends_is_none():
+    assert Sentence("few texts", effect=0.3, interval=(math.nan, math.nan)).interval is None
+    assert Sentence("few texts", effect=0.3, interval=(math.nan, math.nan)).effect == 0.3
+
+
+def test_a_sentence_keeps_its_interval_when_it_is_written_and_changed():
+    sentence = Sentence("sure", effect=0.3, interval=(0.2, 0.4))
+    assert sentence.but("other words").interval == (0.2, 0.4)
+    written = json.loads(json.dumps({"text": str(sentence), **vars(sentence)}))
+    read = Sentence.read(Path("results.json"), written)
+    assert (read, read.effect, read.interval) == ("sure", 0.3, (0.2, 0.4))

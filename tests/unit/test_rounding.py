@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normscope.rounding import (
+    between,
     brief,
     brief_share,
     compared,
@@ -16,8 +17,10 @@ from normscope.rounding import (
     differ,
     duration,
     fixed,
+    in_points,
     movement,
     number,
+    ordinal,
     percentage,
     shares_differ,
 )
@@ -105,6 +108,14 @@ def test_what_is_written_is_within_half_a_digit(value):
     back = float(f"{digits}e{exponent}")
     assert back == pytest.approx(value, rel=0.00500001, abs=5e-324)
     assert len(digits.lstrip("-").replace(".", "").lstrip("0")) <= 3 or abs(value) >= 1000
+
+
+@pytest.mark.parametrize(
+    ("place", "written"),
+    [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (12, "12th"), (21, "21st"), (113, "113th")],
+)
+def test_places_in_order(place, written):
+    assert ordinal(place) == written
 
 
 @pytest.mark.parametrize(
@@ -207,3 +218,37 @@ def test_no_number_for_readers_is_written_as_a_computer_does():
     lines = {line.strip() for path in SOURCE.rglob("*.py") for line in path.read_text().splitlines()}
     assert scientific.search('f"{value:.1e}"')
     assert [line for line in lines if scientific.search(line)] == []
+
+
+@pytest.mark.parametrize(
+    ("difference", "low", "high", "written"),
+    [
+        (-0.059, -0.0662, -0.0512, " (difference 5.9 points, 95% interval 5.1 to 6.6 over 40 sequences)"),
+        (0.059, 0.0512, 0.0662, " (difference 5.9 points, 95% interval 5.1 to 6.6 over 40 sequences)"),
+        (
+            -0.002,
+            -0.008,
+            0.004,
+            ", no detectable difference (difference 0.2 points, 95% interval −0.4 to 0.8 over 40 sequences)",
+        ),
+        (0.72003, 0.72001, 0.720044, " (difference 72.003 points, 95% interval 72.001 to 72.004 over 40 sequences)"),
+        (0.7191, 0.7191, 0.7194, " (difference 71.91 points, 95% interval 71.91 to 71.94 over 40 sequences)"),
+        (0.5, 0.5, 0.5, " (difference 50.0 points)"),
+        (0.5, math.nan, math.nan, ""),
+        (0.0004, 0.0003, 0.0006, ""),
+        (
+            0.0004,
+            -0.0003,
+            0.0011,
+            ", no detectable difference (difference 0.0 points, 95% interval 0.0 to 0.1 over 40 sequences)",
+        ),
+    ],
+)
+def test_a_difference_of_shares_with_its_interval(difference, low, high, written):
+    assert in_points(difference, low, high, 40) == written
+
+
+def test_an_interval_after_its_number():
+    assert between(0.123, 0.219) == " (95% interval 0.12 to 0.22)"
+    assert between(0.1231, 0.1239) == " (95% interval 0.123 to 0.124)"
+    assert between(math.nan, math.nan) == ""

@@ -14,8 +14,8 @@ MEAN, SHARE, LEAST, OTHER = (
     "mixing/attnresln_n/min",
     "own/number",
 )
-RATIO = "mixing ratio (AttnResLn-N: the attention block)"
-OF_OTHERS = "signed share of other tokens (AttnResLn-N: the attention block)"
+RATIO = "mixing ratio (attention block, AttnResLn-N)"
+OF_OTHERS = "signed share of other tokens (attention block, AttnResLn-N)"
 
 
 def comparison(metrics: dict[str, dict[str, float]], tests=(), seeds=()):
@@ -80,7 +80,7 @@ def test_runs_with_long_labels_are_rows_too():
 def test_names_that_do_not_fit_beside_their_columns_are_abbreviated():
     metrics = {metric: {f"layers=[{layer}]": 0.25 for layer in (1, 3, 5)} for metric in (MEAN, SHARE)}
     table = most_different(comparison(metrics))
-    assert table.index.tolist() == ["mixing ratio (AttnResLn-N)", "signed share of other tokens (AttnResLn-N)"]
+    assert table.index.tolist() == ["mixing ratio (attention block)", "signed share of other tokens (attention block)"]
 
 
 def test_seeds_are_one_column():
@@ -95,6 +95,6 @@ def test_seeds_are_one_column():
 
 def test_a_run_of_several_is_a_line_with_one_measure():
     metrics = {LEAST: 0.1, OTHER: 5.0, SHARE: 0.125, MEAN: 0.25}
-    assert line(Result(metrics=metrics)) == "mixing ratio (AttnResLn-N) 25.0%"
-    assert line(Result(metrics={OTHER: 5.0, SHARE: 0.125})) == "signed share of other tokens (AttnResLn-N) 12.5%"
+    assert line(Result(metrics=metrics)) == "mixing ratio (attention block) 25.0%"
+    assert line(Result(metrics={OTHER: 5.0, SHARE: 0.125})) == "signed share of other tokens (attention block) 12.5%"
     assert line(Result(metrics={OTHER: 5.0})) == "completed"

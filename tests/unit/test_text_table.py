@@ -46,11 +46,11 @@ def test_columns_that_do_not_fit_are_counted(width):
 
 def test_long_labels_and_texts_take_several_lines():
     table = pd.DataFrame({"value": [1.0], "differs in": ["model, dataset, mask_fraction, layers and level"]})
-    table.index = ["mixing ratio (AttnResLn-N: the attention block)"]
+    table.index = ["mixing ratio (attention block, AttnResLn-N)"]
     assert text_table(table, 1, 80).splitlines() == [
         "                                value                             differs in",
-        "mixing ratio (AttnResLn-N: the    1.0  model, dataset, mask_fraction, layers",
-        "attention block)                                                   and level",
+        "mixing ratio (attention block,    1.0  model, dataset, mask_fraction, layers",
+        "AttnResLn-N)                                                       and level",
     ]
 
 

@@ -13,6 +13,7 @@ from normscope.data.words import unit_texts
 from normscope.errors import InputError
 from normscope.live.predictions import prediction_of
 from normscope.models.load.predictor import token_number
+from normscope.results.token_labels import label
 from tests.one_text import attribute, decompose
 
 
@@ -108,6 +109,34 @@ def test_shown_tokens_can_be_asked_for(of_bytes):
     for piece, shown in named.items():
         number = of_bytes.convert_tokens_to_ids(piece)
         assert token_number(model.tokenizer, shown) == token_number(model.tokenizer, number) == number
-        assert repr(shown) in attribute(model, "é 北京", NextToken(shown)).what
+        assert repr(label(shown)) in attribute(model, "é 北京", NextToken(shown)).what
     with pytest.raises(InputError, match=r"expected a single token, got 6: \['⟨E5⟩', '⟨8C⟩'"):
         token_number(model.tokenizer, "北北")
+
+
+def of_residues(letters="ACDEFGHIKLMNPQRSTVWYX", extra=()):
+    """A tokenizer as protein models have it: a token for each residue, marks of gaps, and a special token without its name."""
+    special = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]"]
+    vocabulary = {token: number for number, token in enumerate([*special, *letters, ".", "-", "<null_1>", *extra])}
+    backend = Tokenizer(models.WordLevel(vocabulary, "[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {"pad": "[PAD]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]", "unk": "[UNK]"}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, **{f"{name}_token": token for name, token in names.items()}
+    )
+
+
+def shown(tokenizer, text):
+    return list(unit_texts(tokenizer, tokenizer.convert_tokens_to_ids(text.split()), None))
+
+
+def test_residues_have_their_places():
+    expected = ["[CLS]", "E1", "V2", "[MASK]", "L4", "[SEP]", "V1", "K2", "[SEP]"]
+    assert shown(of_residues(), "[CLS] E V [MASK] L [SEP] V K [SEP]") == expected
+    assert shown(of_residues("ACGT"), "[CLS] G A T [SEP]") == ["[CLS]", "G1", "A2", "T3", "[SEP]"]
+
+
+def test_letters_of_a_text_have_none():
+    for tokenizer in (of_residues("ACDEFGHIa"), of_residues(extra=["VK"]), of_residues("ACG"), of_residues("ABCÄ")):
+        assert shown(tokenizer, "[CLS] C A [SEP]") == ["[CLS]", "C", "A", "[SEP]"]
+    assert TokenTexts(of_residues()).of([6, 7]) == ["C", "D"]  # tokens of a vocabulary have no place

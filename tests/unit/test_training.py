@@ -132,10 +132,10 @@ def test_a_figure_has_a_line_for_each_layer(train, tokenizer, tmp_path):
     train(measured, steps=1)
     assert set(measured.figure(METRIC).description.table["layer"]) == {1, 2}
     measured.figure(METRIC).save(tmp_path / "figure.png")
-    assert measured.figure(METRIC).description.y_label == "mixing ratio (AttnResLn-N: the attention block)"
+    assert measured.figure(METRIC).description.y_label == "mixing ratio (attention block, AttnResLn-N)"
     whole = measured.figure("mixing/attnresln_n/max").description
     assert set(whole.table["layer"]) == {"whole model"}
-    assert whole.y_label == "largest mixing ratio (AttnResLn-N: the attention block)"
+    assert whole.y_label == "largest mixing ratio (attention block, AttnResLn-N)"
     assert measured.figure(METRIC, "ours").description.y_label == "ours"
     with pytest.raises(InputError, match="expected one of .*mixing/attn_w"):
         measured.figure("mixing")

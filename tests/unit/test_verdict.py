@@ -7,13 +7,13 @@ import pytest
 
 from normscope.reporting.comparison.along import standstill, stories
 from normscope.reporting.comparison.effects import effect
-from normscope.reporting.comparison.verdict import significant, verdict
+from normscope.reporting.comparison.verdict import in_a_line, named_first, significant, verdict
 from normscope.results.measures import leading, metric_title
 
 COLUMNS = ["group", "metric", "difference", "low", "high", "adjusted"]
 OF_SEQUENCES = [*COLUMNS, "paired"]
 MEAN, SHARE, LEAST = "mixing/attnresln_n/mean", "mixing/attnresln_n/share", "mixing/attnresln_n/min"
-TITLE = "mixing ratio (AttnResLn-N: the attention block)"
+TITLE = "mixing ratio (attention block, AttnResLn-N)"
 NORM, SMALL = "norms/f/cls", "mixing/attn_n/share"
 
 
@@ -34,7 +34,7 @@ def comparison(values, tests=(), sequence_tests=(), cells=(), seeds=(), labels=N
         values=values.assign(label=labels or values["group"], depth=values["layer"] / 2),
         tests=pd.DataFrame(tests, columns=COLUMNS),
         sequence_tests=pd.DataFrame(tested, columns=OF_SEQUENCES),
-        repeated=[],
+        repeated={},
         baseline_group="base",
         seeds=pd.DataFrame(seeds, columns=SEEDS),
         swept=[],
@@ -50,8 +50,8 @@ VALUES = [
 def test_the_measure_with_the_largest_difference_is_named():
     tests = [("tuned", MEAN, 0.125, 0.1, 0.15, 0.001), ("tuned", SHARE, 0.005, 0.0, 0.01, 0.04)]
     assert verdict(comparison(VALUES, sequence_tests=tests)) == [
-        "tuned differs from base in 2 of 2 measures tested over sequences, above all in mixing ratio (AttnResLn-N: the "
-        "attention block): 25% in base and 38% in tuned (difference +10 to +15 points, 95% interval)."
+        "From base to tuned, mixing ratio (attention block, AttnResLn-N) changes most: 25% → 38% (difference +10 to +15 "
+        "points, 95% interval). 2 of 2 measures tested over sequences differ."
     ]
 
 
@@ -68,7 +68,7 @@ def test_seeds_come_before_sequences():
 @pytest.mark.parametrize(("adjusted", "differs"), [(0.0499, True), (0.05, False)])
 def test_the_bound_of_significance(adjusted, differs):
     found = comparison(VALUES, tests=[("tuned", MEAN, 0.1, 0.0, 0.2, adjusted)])
-    assert verdict(found)[0].startswith("tuned differs") is differs
+    assert verdict(found)[0].startswith("From base to tuned") is differs
     assert list(significant(found)) == ([MEAN] if differs else [])
 
 
@@ -115,7 +115,7 @@ def test_equal_groups_are_said_to_agree():
         (
             [("base", LEAST, 0.01), ("tuned", LEAST, 0.02)],
             (),
-            "points is in smallest mixing ratio (AttnResLn-N: the attention block): 1.0% in base and 2.0% in tuned.",
+            "points is in smallest mixing ratio (attention block, AttnResLn-N): 1.0% in base and 2.0% in tuned.",
         ),
         (
             [],
@@ -137,12 +137,10 @@ def test_a_difference_that_no_reader_can_see_is_not_named():
     values = [("base", MEAN, 0.2501), ("tuned", MEAN, 0.2502), ("base", SHARE, 0.125), ("tuned", SHARE, 0.13)]
     tests = [("tuned", MEAN, 0.0001, 0.00009, 0.00011, 1e-4), ("tuned", SHARE, 0.005, 0.001, 0.009, 0.01)]
     (sentence,) = verdict(comparison(values, sequence_tests=tests))
-    assert "in 2 of 2 measures tested over sequences, in each by less than a tenth of its range, most in" in sentence
-    assert "12.5% in base and 13.0% in tuned" in sentence
+    assert f"{metric_title(SHARE)} changes most: 12.5% → 13.0% (difference" in sentence
+    assert sentence.endswith("2 of 2 measures tested over sequences differ, each by less than a tenth of its range.")
     (sentence,) = verdict(comparison(values, sequence_tests=tests[:1]))
-    assert sentence.startswith(
-        "tuned differs from base in 1 of 1 measure tested over sequences, in each by too little to matter, most in "
-    )
+    assert sentence.endswith("1 of 1 measure tested over sequences differs, each by too little to matter.")
 
 
 def test_groups_without_a_common_measure():
@@ -203,7 +201,7 @@ def test_of_seeds_alone_the_block_is_told_and_what_they_change():
     values = [("base", metric, value) for metric, ends in ((MEAN, (0.2, 0.24)), (LEAST, (0, 1))) for value in ends]
     seeds = [("base", SHARE, 2, 0.5, 0.4, 0.6), ("base", MEAN, 2, 0.22, 0.18, 0.26), ("base", LEAST, 2, 0.5, 0, 1)]
     steady = [("base", SHARE, 0.45), ("base", SHARE, 0.52)]
-    told = "Mixing ratio (AttnResLn-N: the attention block) in base is 22% over 2 seeds (95% interval 18% to 26%)."
+    told = "Mixing ratio (attention block, AttnResLn-N) in base is 22% over 2 seeds (95% interval 18% to 26%)."
     assert verdict(comparison([*values, *steady], seeds=seeds, labels=["seed=0", "seed=1"] * 3)) == [
         told, "No measure varies over seeds by a tenth of its range.",
     ]  # fmt: skip
@@ -211,7 +209,7 @@ def test_of_seeds_alone_the_block_is_told_and_what_they_change():
     moved = [("base", SHARE, 0.6), ("base", SHARE, 0.4), *layers]
     assert verdict(comparison([*values, *moved], seeds=seeds, labels=["seed=0", "seed=1"] * 5)) == [
         told,
-        "Seeds change this measure most: signed share of other tokens (AttnResLn-N: the attention block), from 40% (seed=1) to "
+        "Seeds change this measure most: signed share of other tokens (attention block, AttnResLn-N), from 40% (seed=1) to "
         "60% (seed=0), most in layer 2.",
     ]
 
@@ -227,7 +225,22 @@ def test_a_small_and_precise_difference_does_not_win():
     values = [("base", weights, 0.97), ("tuned", weights, 0.98), ("base", SHARE, 0.2), ("tuned", SHARE, 0.4)]
     tests = [("tuned", weights, 0.01, 0.0095, 0.0105, 1e-4), ("tuned", SHARE, 0.2, 0.05, 0.35, 0.01)]
     (sentence,) = verdict(comparison(values, sequence_tests=tests))
-    assert f"above all in {metric_title(SHARE)}: 20% in base and 40% in tuned" in sentence
+    assert f"{metric_title(SHARE)} changes most: 20% → 40%" in sentence
+
+
+def test_a_share_differs_by_as_much_as_it_does_in_the_layer_where_it_differs_most():
+    """By hand: 2 points over all layers, less than a tenth, but 27% → 61% in layer 6; the other measure by 9 points."""
+    values = [("base", MEAN, 0.25), ("tuned", MEAN, 0.27), ("base", SMALL, 0.5), ("tuned", SMALL, 0.59)]
+    layers = [("base", MEAN, 5, 0.24), ("tuned", MEAN, 5, 0.24), ("base", MEAN, 6, 0.27), ("tuned", MEAN, 6, 0.61)]
+    tests = [("tuned", SMALL, 0.09, 0.08, 0.1, 1e-4), ("tuned", MEAN, 0.02, 0.01, 0.03, 1e-4)]
+    assert verdict(comparison([*values, *layers], sequence_tests=tests)) == [
+        f"From base to tuned, {TITLE} changes most in layer 6: 27% → 61%; over all layers, 25% → 27% (difference +1.0 to +3.0 "
+        "points, 95% interval). 2 of 2 measures tested over sequences differ."
+    ]
+    norms = [(group, NORM, *rest) for group, *rest in [("base", 1.0), ("tuned", 1.02)]]
+    norms += [("base", NORM, 1, 0.01), ("tuned", NORM, 1, 0.02)]
+    (sentence,) = verdict(comparison(norms, sequence_tests=[("tuned", NORM, 0.02, 0.01, 0.03, 1e-4)]))
+    assert sentence.endswith("each by less than a tenth of its range."), "a value near zero may double"
 
 
 def test_the_size_of_a_difference_is_a_part_of_the_natural_range():
@@ -269,7 +282,12 @@ TOP = "36% at step 60, and ends at"
             "falls from 50% at step 0 to 10% at step 60, and ends at 40% at step 90.",
         ),
         ("model.step", STEPS, [0.1, 0.2, 0.3, 0.4], "rises from 10% at step 0 to 40% at step 90."),
-        ("model.step", STEPS, [0.1, 0.2, 0.41, 0.4], "rises from 10% at step 0 to 40% at step 90."),
+        (
+            "model.step",
+            STEPS,
+            [0.1, 0.2, 0.41, 0.4],
+            "rises from 10% at step 0 to 40% at step 90, fastest between step 30 (20%) and step 60 (41%).",
+        ),
         ("layers", ["[1]", "[2]", "[10]"], [0.4, 0.3, 0.2], "falls from 40% at layer 1 to 20% at layer 10."),
         ("dataset.limit", [1000, 10, 100], [0.4, 0.2, 0.3], "rises from 20% at limit 10 to 40% at limit 1,000."),
     ],
@@ -308,30 +326,35 @@ def test_the_layer_that_moves_most_is_told():
         for step, value in enumerate(ends)
     ]
     found.values = pd.concat([found.values, comparison(layers).values], ignore_index=True)
-    assert verdict(found)[0].endswith("rises from 20% at step 0 to 40% at step 2, most in layer 2.")
+    assert verdict(found)[0].endswith("rises from 20% at step 0 to 40% at step 2; most in layer 2 (30% → 60%).")
 
 
 @pytest.mark.parametrize(
     ("models", "first"),
     [
-        (["attn_n", "attnres_n", "attnresln_n"], "AttnResLn-N"),
-        (["attn_w", "attn_n", "attnres_w", "attnres_n"], "AttnRes-N"),  # of a model with its norms before attention
+        (["attn_n", "attnres_n", "attnresln_n"], "attention block, AttnResLn-N"),
+        (
+            ["attn_w", "attn_n", "attnres_w", "attnres_n"],
+            "vectors + residual, AttnRes-N",
+        ),  # of a model with its norms before attention
     ],
 )
 def test_the_measure_that_takes_in_the_most_of_the_block_leads_whatever_it_is_called(models, first):
     metrics = {f"mixing/{method}/{kind}": [0.1, 0.4, 0.9] for kind in ("share", "mean") for method in models}
     metrics["mixing/attn_n/share"] = [0.0, 0.5, 1.0]
     sentence = verdict(along("model.step", [0, 1, 2], metrics))[0]
-    assert sentence.startswith(f"Mixing ratio ({first}: ")
+    assert sentence.startswith(f"Mixing ratio ({first}) ")
     layers_of_networks = {f"feedforward/{stage}/mean": [0.1, 0.4, 0.9] for stage in ("atb_n", "atbff_n", "atbffres_n")}
-    assert verdict(along("model.step", [0, 1, 2], layers_of_networks))[0].startswith("Mixing ratio (AtbFfRes: ")
+    assert verdict(along("model.step", [0, 1, 2], layers_of_networks))[0].startswith(
+        "Mixing ratio (network + residual, AtbFfRes) "
+    )
     assert leading(["own/tiny", "norms/f/other", "norms/f/cls"]) == "norms/f/other"
     assert leading(["own/tiny"]) == ""
 
 
 def test_groups_are_furthest_apart_in_a_cell_or_else_in_a_layer():
     """By hand: 10 against 41 points at [SEP] of layer 3; 25 against 36 in layer 1."""
-    at = ("mixing/heatmap", "AttnResLn-N: the attention block", "layer")
+    at = ("mixing/heatmap", "attention block (AttnResLn-N)", "layer")
     cells = [
         (2, *at, layer, "category", "mixing ratio (%)", token, group, value)
         for layer, token, *ends in (("3", "sep", 10.0, 41.0), ("3", "all", 20.0, 30.0), ("1", "sep", 50.0, 40.0))
@@ -340,25 +363,28 @@ def test_groups_are_furthest_apart_in_a_cell_or_else_in_a_layer():
     layers = [("base", MEAN, 1, 0.25), ("tuned", MEAN, 1, 0.36), ("base", MEAN, 2, 0.5), ("tuned", MEAN, 2, 0.45)]
     tests = [("tuned", MEAN, 0.125, 0.1, 0.15, 0.001)]
     (sentence,) = verdict(comparison([*VALUES, *layers], sequence_tests=tests, cells=cells))
-    assert sentence.endswith("; furthest apart in layer 3, [SEP] (10% in base and 41% in tuned).")
+    assert f"{TITLE} changes most in layer 3, [SEP]: 10% → 41%; over all layers, 25% → 38% (difference" in sentence
     (sentence,) = verdict(comparison([*VALUES, *layers], sequence_tests=tests))
-    assert sentence.endswith("; furthest apart in layer 1 (25% in base and 36% in tuned).")
+    assert f"{TITLE} changes most in layer 1: 25% → 36%; over all layers, 25% → 38% (difference" in sentence
+    more = [("other", MEAN, 0.375), ("other", MEAN, 1, 0.25), ("other", MEAN, 2, 0.25)]
+    several = comparison([*VALUES, *layers, *more], sequence_tests=[*tests, ("other", *tests[0][1:])])
+    assert verdict(several)[0].endswith("; furthest apart in layer 1 (25% → 36%) and layer 2 (50% → 25%).")
     other_depth = [(4 if row[-2] == "tuned" else 2, *row[1:]) for row in cells]
     (sentence,) = verdict(comparison(VALUES, sequence_tests=tests, cells=other_depth))
-    assert "furthest" not in sentence, "layers of models of different depth are not the same"
+    assert f"{TITLE} changes most: 25% → 38%" in sentence, "layers of models of different depth are not the same"
 
 
 def test_tests_over_other_texts_say_so():
     tests = [("tuned", MEAN, 0.125, 0.1, 0.15, 0.001, False)]
     (sentence,) = verdict(comparison(VALUES, sequence_tests=tests))
-    assert "in 1 of 1 measure tested over sequences that are not the same, above all in" in sentence
+    assert sentence.endswith("1 of 1 measure tested over sequences that are not the same differs.")
 
 
 def test_runs_that_repeat_another_are_told_first():
     found = comparison(VALUES[:3])
-    found.repeated = [["0", "2"]]
+    found.repeated = {"base": 2}
     assert verdict(found) == [
-        "Runs 0 and 2 measured the same weights, texts and seeds in the same way: they count once."
+        "2 runs of base measured the same weights, texts and seeds in the same way: they count once."
     ]
 
 
@@ -375,3 +401,21 @@ def test_the_curve_of_a_story_has_the_numbers_of_its_sentence():
     assert figure.table["step"].tolist() == STEPS
     assert figure.table[figure.y].tolist() == pytest.approx([21, 30, 36, 14])
     assert (figure.y_label, figure.steps) == ("mixing ratio (%)", True)
+
+
+def test_a_line_says_of_each_run_how_large_the_leading_measure_is_and_where_it_differs_most():
+    layers = [("base", MEAN, 5, 0.2), ("tuned", MEAN, 5, 0.25), ("base", MEAN, 6, 0.27), ("tuned", MEAN, 6, 0.61)]
+    found = comparison([*VALUES, *layers])
+    found.metrics = pd.DataFrame({"metric": [SHARE, MEAN], "base": [0.125, 0.25], "tuned": [0.13, 0.375]})
+    assert in_a_line(found) == {
+        TITLE: {"base": "25.0%", "tuned": "37.5%"},
+        "furthest from base": {"tuned": "layer 6: 27% → 61%"},
+    }
+    found.metrics = found.metrics.assign(metric=["own/a", "own/b"])
+    assert in_a_line(found) == {}
+
+
+def test_the_measure_of_the_first_sentence_has_a_curve_beside_it():
+    tests = [("tuned", MEAN, 0.125, 0.1, 0.15, 0.001), ("tuned", SHARE, 0.005, 0.0, 0.01, 0.04)]
+    assert named_first(comparison(VALUES, sequence_tests=tests)) == MEAN
+    assert named_first(comparison(VALUES[:3])) == ""

@@ -5,6 +5,7 @@ compared with human annotations.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -33,8 +34,9 @@ from normscope.models.load.interventions import InterventionRunner
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
-from normscope.rounding import brief_share, compared, counted, enumeration
+from normscope.rounding import brief_share, compared, counted, enumeration, in_points
 from normscope.statistics.counts import Counts
+from normscope.statistics.intervals import Interval, interval_over_texts
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.mean import Mean
 from normscope.statistics.tidy import tidy
@@ -188,7 +190,7 @@ class AlignmentAnalysis(Analysis):
         return Result(
             tables=tables,
             metrics=rolled.metrics,
-            sentences=sentences_of(rolled.metrics),
+            sentences=sentences_of(rolled.metrics, self._apart(rates, links), len(links)),
             curves=rolled.curves,
             figures=describe_figures(rates, tables.get("maps"), self.options.setting),
             summaries={
@@ -233,6 +235,32 @@ class AlignmentAnalysis(Analysis):
             | {"sentences": len(read)}
             for name, alignments in (gradients | {**self._reference.baselines}).items()
         )
+
+    def _apart(
+        self, rates: pd.DataFrame, links: Mapping[int, Int[Tensor, "layer method setting target_word"]]
+    ) -> dict[str, Interval]:
+        """By setting, the error rate of vectors less that of weights, each in its best layer, with its interval over pairs.
+
+        Over pairs i, the rate e = 1 − Σn/Σd varies as the mean of ((1 − e) dᵢ − nᵢ)/d̄ does. That layers are chosen on the same
+        pairs is left out of account.
+        """
+        layers, intervals = rates[rates["head"] == 0], {}
+        for place, setting in enumerate(map(str, Setting)):
+            of_methods = []
+            for number, method in enumerate(METHODS):
+                errors = layers[(layers["method"] == method) & (layers["setting"] == setting)]["aer"].to_numpy()
+                best = int(errors.argmin())
+                counts = [self._counts_of(row, own[best, number, place]) for row, own in links.items()]
+                agreed, total = np.array(counts, dtype=float).T
+                of_methods.append(errors[best] + ((1 - errors[best]) * total - agreed) / total.mean())
+            weights, vectors = of_methods
+            intervals[setting] = interval_over_texts(vectors - weights)
+        return intervals
+
+    def _counts_of(self, row: int, targets: Int[Tensor, " target_word"]) -> tuple[int, int]:
+        """|A∩S| + |A∩P| and |A| + |S| of a pair."""
+        aligned, gold = _as_links(targets), self._reference.pairs[row].links
+        return len(aligned & gold.sure) + len(aligned & gold.possible), len(aligned) + len(gold.sure)
 
     def _link_table(self, links: Mapping[int, Int[Tensor, "layer method setting target_word"]]) -> pd.DataFrame:
         table = tidy({}, row=list(links), **self._axes)
@@ -391,23 +419,29 @@ def _kind(pair: SentencePair, link: Link) -> str:
     return "possible" if link in pair.links.possible else "none"
 
 
-def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
+def sentences_of(
+    metrics: Mapping[str, float], apart: Mapping[str, Interval] = MappingProxyType({}), pairs: int = 0
+) -> list[Sentence]:
     """Whether norms align better than weights, and how other aligners compare.
 
     Args:
         metrics: Numbers by name; missing ones are left out.
+        apart: By setting, the error rate of vectors less that of weights, each in its best layer, with its interval over pairs.
+        pairs: The number of these.
     """
     sentences: list[Sentence] = []
     for setting, name in (("awo", "output"), ("awi", "input")):
         weights, vectors = (metrics.get(f"{method}/{setting}/best_layer/aer") for method in METHODS)
         if weights is not None and vectors is not None:
             means = compared(brief_share, *(metrics[f"{method}/{setting}/layer_mean/aer"] for method in METHODS[::-1]))
+            beside = in_points(*apart[setting], pairs) if setting in apart else ""
             text = (
                 f"Alignment with {name}: vector norms have an alignment error rate of "
-                f"{brief_share(vectors, weights)} and attention weights of {brief_share(weights, vectors)}, "
+                f"{brief_share(vectors, weights)} and attention weights of {brief_share(weights, vectors)}{beside}, "
                 f"each in its best layer; averaged over layers, {means[0]} and {means[1]}."
             )
-            sentences.append(Sentence(text, figure="by_layer", table="aer"))
+            ends = apart[setting].ends if setting in apart else None
+            sentences.append(Sentence(text, figure="by_layer", table="aer", effect=vectors - weights, interval=ends))
     others = [
         f"{brief_share(value)} by {METHOD.titles.get(name, name)}"
         for name, value in by_axes("<aligner>/aer", metrics).items()

@@ -4,6 +4,7 @@ import pandas as pd
 
 from normscope.analyses.declarations.alignment import Setting
 from normscope.results.figures import Figure, Heatmaps, Scatter, WordMaps
+from normscope.rounding import enumeration, percentage
 
 _METHODS = {"attn_w": "α: weights", "attn_n": "‖αf(x)‖: vectors"}
 _SETTINGS = {str(Setting.awo): "alignment with output", str(Setting.awi): "alignment with input"}
@@ -36,7 +37,8 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame | None, setting: Se
             caption=(
                 "Alignment error rate of each layer by weights and by vector norms; lower is better. "
                 "With output: the row in which a word is predicted; with input: the row in which it is read. Where vectors "
-                "have a lower rate than weights, what heads contribute aligns words better than where they attend."
+                "have a lower rate than weights, what heads contribute aligns words better than where they attend. Averaged "
+                f"over layers: {enumeration(_means(layers))}."
             ),
         ),
         "norm_and_aer": Scatter(
@@ -67,6 +69,15 @@ def describe_figures(rates: pd.DataFrame, maps: pd.DataFrame | None, setting: Se
         figures[f"map_{row}"] = _best_layer(of_best, f"Row {row} of the corpus, {how}, layer {best['layer']}")
         figures[f"map_layers_{row}"] = _all_layers(pair, f"Row {row} of the corpus, {how}, in every layer")
     return figures
+
+
+def _means(layers: pd.DataFrame) -> list[str]:
+    """The error rates of all layers together, in words."""
+    by_map = layers.groupby(["setting", "method"], sort=False)["aer"].mean().reset_index()
+    return [
+        f"{percentage(rate)} by {_METHODS[method].partition(': ')[2]}, {_SETTINGS[setting]}"
+        for setting, method, rate in by_map.itertuples(index=False)
+    ]
 
 
 def _best_layer(maps: pd.DataFrame, what: str) -> WordMaps:

@@ -7,6 +7,7 @@ instead: see `translated_words`.
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -54,7 +55,8 @@ from normscope.results.figures import Dots, Figure, Heatmaps, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
-from normscope.rounding import begun, brief, counted, differ
+from normscope.rounding import begun, between, brief, counted, differ, enumeration
+from normscope.statistics.intervals import Interval
 from normscope.statistics.kept_tensors import KeptTensors
 
 
@@ -163,8 +165,8 @@ class AttributionAnalysis(Analysis):
             },
             sentences=sentences_of(
                 rolled.metrics,
-                _lower_ends(ranking, "above_random"),
-                _lower_ends(ranking, "below_best"),
+                _differences(ranking, "above_random"),
+                _differences(ranking, "below_best"),
             ),
             notes=self._notes(attributed),
         )
@@ -196,10 +198,10 @@ class AttributionAnalysis(Analysis):
         return notes
 
 
-def _lower_ends(ranking: pd.DataFrame, difference: str) -> dict[str, float]:
-    """The lower end of the interval of a difference, by method."""
-    ends = zip(ranking["method"], ranking[f"{difference}_low"], strict=True)
-    return {str(method): float(low) for method, low in ends}
+def _differences(ranking: pd.DataFrame, difference: str) -> dict[str, Interval]:
+    """A difference of each method from another, sequence by sequence, with its interval."""
+    columns = ranking[[difference, f"{difference}_low", f"{difference}_high"]].astype(float)
+    return {str(name): Interval(*row) for name, row in zip(ranking["method"], columns.to_numpy(), strict=True)}
 
 
 _GUESSED = {"mean": "the mean of the last hidden vectors", "last": "the last token's hidden vector"}
@@ -439,12 +441,20 @@ def _ranking(ranking: pd.DataFrame, quantity: str, erasure: Erasure) -> Dots:
         panel="panel",
         panel_titles={"methods": "comprehensiveness minus that of random orders"},
         row_titles=METHODS,
-        value_label=f"AOPC: drop in {FALLING.get(quantity, quantity)}, minus random",
+        value_label=f"mean drop in {FALLING.get(quantity, quantity)} (AOPC), minus random",
         caption=(
             f"How much further {QUANTITIES[quantity]} falls when the highest-scoring tokens are {erased} than when random "
-            f"tokens are (AOPC), with 95% intervals over sequences. {_how_many(above, len(rows))} "
-            "detectably better than random."
+            f"tokens are (AOPC), with 95% intervals over {counted(rows['count'].max(), 'sequence')}. "
+            f"{_how_many(above, len(rows))} detectably better than random.{_lead(rows)}"
         ),
+    )
+
+
+def _lead(rows: pd.DataFrame) -> str:
+    """How far the first of some methods is ahead of the second, sequence by sequence."""
+    return "".join(
+        f" Sequence by sequence, {METHODS[second]} is {brief(behind.mean)} behind the best method{between(*behind.ends)}."
+        for second, behind in _differences(rows.iloc[1:2], "below_best").items()
     )
 
 
@@ -483,24 +493,28 @@ def _curves(faithfulness: pd.DataFrame, quantity: str, erasure: Erasure) -> Line
     )
 
 
+_NOTHING: Mapping[str, Interval] = MappingProxyType({})
+_UNKNOWN = Interval(math.nan, math.nan, math.nan)
+
+
 def sentences_of(
     metrics: Mapping[str, float],
-    above_random: Mapping[str, float] = MappingProxyType({}),
-    below_best: Mapping[str, float] = MappingProxyType({}),
+    above_random: Mapping[str, Interval] = _NOTHING,
+    below_best: Mapping[str, Interval] = _NOTHING,
 ) -> list[Sentence]:
     """Which method is the most faithful, and how far methods agree.
 
     Args:
         metrics: Numbers by name; missing ones are skipped.
-        above_random: By method, the lower end of the interval of its difference from random orders, sequence by sequence.
-            Without a number above 0, the sample cannot tell the two apart.
-        below_best: The same for its difference from the best method.
+        above_random: By method, its difference from random orders, sequence by sequence. If its interval does not lie above 0,
+            the sample cannot tell the two apart.
+        below_best: The same for the difference of the best method from it.
     """
     return [*_faithfulness(metrics, above_random, below_best), *_agreement(metrics)]
 
 
 def _faithfulness(
-    metrics: Mapping[str, float], above_random: Mapping[str, float], below_best: Mapping[str, float]
+    metrics: Mapping[str, float], above_random: Mapping[str, Interval], below_best: Mapping[str, Interval]
 ) -> list[Sentence]:
     sentences: list[Sentence] = []
     for quantity, words in QUANTITIES.items():
@@ -511,56 +525,76 @@ def _faithfulness(
         if random is None or not methods:
             continue
         value, best = methods[0]
+        sample = _sample(metrics)
         # Detectable is what the interval of the difference says, and what the written means show.
         above = [
             method
             for fall, method in methods
-            if above_random.get(method, 0.0) > 0 and fall > random and differ(fall, random)
+            if above_random.get(method, _UNKNOWN).low > 0 and fall > random and differ(fall, random)
         ]
+        interval = None
         if not above:
-            start = "On this sample, no method is detectably more faithful than a random order"
+            start = f"{begun(sample)}, no method is detectably more faithful than a random order"
             text = f"{start}: {_of_all(words, value, best, random)}"
         elif value <= 0:
             text = f"No method finds tokens that matter: {_of_all(words, value, best, random)}"
         else:
             tied = [
-                METHODS[method]
+                method
                 for fall, method in methods[1:]
-                if not (below_best.get(method, 0.0) > 0 and differ(fall, value))
+                if not (below_best.get(method, _UNKNOWN).low > 0 and differ(fall, value))
             ]
-            tied += [] if best in above else ["a random order"]
-            text = _of_best(words, methods, random, tied)
+            beyond = above_random.get(best, _UNKNOWN)
+            interval = beyond.ends
+            names = [method for _, method in methods]
+            it = METHODS[best] if tied and best in above else "it"
+            text = (
+                f"{_best(names, tied, best in above, sample)}: without the tokens that {it} ranks highest, {words} falls by "
+                f"{brief(value - random)} more than without as many random tokens{between(*interval)}"
+                f"{_ahead(names, tied, below_best)}."
+            )
         effect = value - random if above and quantity in _SHARES else 0.0
-        sentences.append(Sentence(text, figure="faithfulness", table="ranking", effect=effect))
+        sentences.append(Sentence(text, figure="faithfulness", table="ranking", effect=effect, interval=interval))
     return sentences
+
+
+def _sample(metrics: Mapping[str, float]) -> str:
+    sequences = metrics.get("faithfulness/sequences")
+    return "on this sample" if sequences is None else f"on {counted(sequences, 'sequence')}"
+
+
+def _best(methods: Sequence[str], tied: Sequence[str], is_above: bool, sample: str) -> str:
+    """Which method is the most faithful, or which cannot be told apart.
+
+    Args:
+        methods: The best first.
+        tied: Those that the sample cannot tell from the best.
+        is_above: Whether it can tell the best from random orders.
+    """
+    best = METHODS[methods[0]]
+    if not is_above:
+        others = [*(METHODS[method] for method in tied), "a random order"]
+        listed = " or ".join(filter(None, (", ".join(others[:-1]), others[-1])))
+        return f"{begun(best)} has the largest mean drop {sample}, but cannot be told from {listed}"
+    if tied:
+        listed = enumeration([best, *(METHODS[method] for method in tied)])
+        return f"{begun(listed)} are tied as the most faithful of {len(methods)} methods {sample}"
+    if len(methods) == 1:
+        return f"{begun(best)} is more faithful than a random order {sample}"
+    return f"{begun(best)} is the most faithful of {len(methods)} methods {sample}"
+
+
+def _ahead(methods: Sequence[str], tied: Sequence[str], below_best: Mapping[str, Interval]) -> str:
+    """How far the best method is ahead of the next one, sequence by sequence."""
+    if len(methods) == 1 or methods[1] not in below_best:
+        return ""
+    lead = below_best[methods[1]]
+    detectable = ", no detectable difference" if methods[1] in tied else ""
+    return f", and by {brief(lead.mean)} more than with {METHODS[methods[1]]}{between(*lead.ends)}{detectable}"
 
 
 _SHARES = ("probability", "answer", "cosine")
 """Quantities that fall by at most 1, or, a cosine, little more."""
-
-
-def _of_best(words: str, methods: Sequence[tuple[float, str]], random: float, tied: Sequence[str]) -> str:
-    """How far a quantity falls without the tokens that the best method ranks highest.
-
-    Args:
-        words: The quantity.
-        methods: The mean drops and the methods, the best first.
-        random: The mean drop without random tokens.
-        tied: What the sample cannot tell from the best method.
-    """
-    value, best = methods[0]
-    name = begun(METHODS[best])
-    if tied:
-        others = " or ".join(filter(None, (", ".join(tied[:-1]), tied[-1])))
-        start = f"{name} has the largest mean drop, but this sample cannot tell it from {others}"
-    elif len(methods) > 1:
-        start = f"{name} is the most faithful on this sample"
-    else:
-        start = f"{name} is more faithful than a random order on this sample"
-    return (
-        f"{start}: without the tokens that it ranks highest, {words} falls by {brief(value, random)} on average, and "
-        f"{_without_random(random, value)}."
-    )
 
 
 def _of_all(words: str, value: float, best: str, random: float) -> str:

@@ -50,12 +50,16 @@ def drawn_heads(table: pd.DataFrame, number: int, seed: int) -> pd.DataFrame:
     return table.merge(turns[["layer", "head"]].head(number).sort_values(["layer", "head"]), on=["layer", "head"])
 
 
-def figures(dispersion: pd.DataFrame, drawn: pd.DataFrame) -> dict[str, Figure]:
+def figures(dispersion: pd.DataFrame, drawn: pd.DataFrame, metrics: Mapping[str, float]) -> dict[str, Figure]:
     """The coefficient of variation by head, and figure 9 of the paper.
 
     Args:
         drawn: The singular values of some heads.
+        metrics: Numbers by name, of all heads.
     """
+    mean = metrics.get("x/cv_mean")
+    inputs = "" if mean is None else f" That of the vectors that layers read is {brief(mean)} on average."
+    times = _times(metrics)
     found: dict[str, Figure] = {
         "dispersion": Heatmaps(
             table=dispersion,
@@ -64,7 +68,7 @@ def figures(dispersion: pd.DataFrame, drawn: pd.DataFrame) -> dict[str, Figure]:
             column="head",
             caption=(
                 "By how much the norm of a head's vectors ‖f(x)‖ varies over all tokens, relative to its mean. Where it varies "
-                "little, weights say how much tokens contribute."
+                f"little, weights say how much tokens contribute.{inputs}"
             ),
         )
     }
@@ -81,6 +85,7 @@ def figures(dispersion: pd.DataFrame, drawn: pd.DataFrame) -> dict[str, Figure]:
             caption=(
                 "Singular values of the map from x to f(x) in some heads, the largest first: by how much a head lengthens the "
                 "directions of x. The heads are drawn at random from each layer. Where a line falls, norms vary with direction."
+                + (f" Over all heads, the largest value is {times} times the smallest." if times else "")
             ),
         )
     return found
@@ -133,11 +138,18 @@ def _variation(metrics: Mapping[str, float]) -> list[Sentence]:
     return [Sentence(text, figure="dispersion", table="dispersion")]
 
 
-def _ratios(metrics: Mapping[str, float]) -> list[Sentence]:
+def _times(metrics: Mapping[str, float]) -> str:
+    """How many times as large as its smallest singular value a head's largest is; empty if that is not known."""
     low, high = (metrics.get(f"singular_values/ratio_{how}") for how in ("min", "max"))
     if low is None or high is None:
-        return []
+        return ""
     smallest, largest = compared(brief, low, high)
-    times = largest if smallest == largest else f"{smallest} to {largest}"
+    return largest if smallest == largest else f"{smallest} to {largest}"
+
+
+def _ratios(metrics: Mapping[str, float]) -> list[Sentence]:
+    times = _times(metrics)
+    if not times:
+        return []
     text = f"The largest singular value of a head's map from x to f(x) is {times} times its smallest."
     return [Sentence(text, figure="singular_values", table="singular_values")]

@@ -35,7 +35,8 @@ from normscope.results.figures import Figure, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.rounding import brief, brief_share, compared, differ
+from normscope.rounding import brief, brief_share, compared, differ, in_points
+from normscope.statistics.intervals import Interval
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.precision import half_width
 from normscope.statistics.rank_correlation import correlation
@@ -107,8 +108,7 @@ class FeedForwardAnalysis(Analysis):
         overall = overall_rows(table)
         rolled = roll_up(self.info.declared, {"change": change, "mixing_by_layer": overall})
         summary = self._ratios.by_category()
-        name = METHODS[f"{self._stages[-1]}_n"].partition(":")[0]
-        title = f"mixing ratio {name}: how much of a token's vector comes from other tokens after the whole layer"
+        title = "how much of a token's vector comes from other tokens after the whole layer"
         return Result(
             tables={
                 "mixing_by_layer": reported_rows(table, self.context.categories),
@@ -117,7 +117,7 @@ class FeedForwardAnalysis(Analysis):
                 "sequences": self._ratios.by_sequence(set(overall["method"])),
             },
             metrics=rolled.metrics,
-            sentences=sentences_of(rolled.metrics, rolled.curves),
+            sentences=sentences_of(rolled.metrics, rolled.curves, self._of_layer(), self._ratios.number),
             curves=rolled.curves,
             figures=describe_figures(reported_rows(ratios, self.context.categories), overall_rows(ratios), change),
             summaries={self.info.name: Summary(summary, digits=1, caption=caption_by_category(title, summary))},
@@ -125,6 +125,14 @@ class FeedForwardAnalysis(Analysis):
                 *note_on_length(self.info.name, self._sample.compute().tensors, self.options.tokens),
                 *([HELD_ROUTING] if self.context.has_experts else []),
             ],
+        )
+
+    def _of_layer(self) -> Interval | None:
+        """The mean ratio after the whole layer less that after the attention block."""
+        known = [f"{stage}_n" for stage in self._stages]
+        whole = next((name for name in map(_method, _WHOLE) if name in known), None)
+        return (
+            None if whole is None or _method(_BLOCK) not in known else self._ratios.difference(whole, _method(_BLOCK))
         )
 
 
@@ -251,7 +259,9 @@ def describe_figures(shown: pd.DataFrame, overall: pd.DataFrame, change: pd.Data
             overall,
             METHODS,
             "Mean mixing ratio over all tokens, by layer, from the attention weights to the end of the layer. The gap between "
-            "the attention block and the last method is what the network and the steps after it change.",
+            "the attention block and the last method is what the network and the steps after it change; the other methods are "
+            "thin and grey.",
+            beside=["atb_n"],
         ),
     }
     known = change[change["mean"].notna()]
@@ -273,37 +283,32 @@ def describe_figures(shown: pd.DataFrame, overall: pd.DataFrame, change: pd.Data
     return figures
 
 
+_BLOCK = "atb_n/mean"
+"""The ratio after the attention block."""
+
 _WHOLE = "atbffresln_n/mean", "atbffres_n/mean"
 """The ratio after the whole layer, by the position of its norms."""
 
 
+def _method(name: str) -> str:
+    return name.removesuffix("/mean")
+
+
 def sentences_of(
-    metrics: Mapping[str, float], curves: "Mapping[str, pd.Series[float]]" = MappingProxyType({})
+    metrics: Mapping[str, float],
+    curves: "Mapping[str, pd.Series[float]]" = MappingProxyType({}),
+    of_layer: Interval | None = None,
+    sequences: int = 0,
 ) -> list[Sentence]:
     """The mixing ratio of the whole layer beside that of the attention block, and what the network does to the maps.
 
     Args:
         metrics: Numbers by name; missing ones are skipped.
         curves: The same numbers by layer.
+        of_layer: The first ratio less the second, with its interval over sequences.
+        sequences: The number of these.
     """
-    sentences: list[Sentence] = []
-    block = metrics.get("atb_n/mean")
-    last = _first_of(metrics, *_WHOLE)
-    if block is not None and last is not None:
-        text = (
-            f"After the whole layer, the mean mixing ratio is {brief_share(last, block)}; after the attention block, it is "
-            f"{brief_share(block, last)}"
-        )
-        effect = abs(last - block)
-        before, after = curves.get("atb_n/mean"), _first_of(curves, *_WHOLE)
-        if before is not None and after is not None and len(before) > 1:
-            layer = max(before.keys(), key=lambda layer: abs(after[layer] - before[layer]))
-            one, other = float(before[layer]), float(after[layer])
-            effect = abs(other - one)
-            text += (
-                f". The change is largest in layer {layer}: from {brief_share(one, other)} to {brief_share(other, one)}"
-            )
-        sentences.append(Sentence(f"{text}.", figure="by_layer", table="mixing_by_layer", effect=effect))
+    sentences = _after_the_layer(metrics, curves, of_layer, sequences)
     alone, whole = metrics.get("change/ff"), _first_of(metrics, "change/ff+res+ln", "change/ff+res")
     if alone is not None and whole is not None:
         first, then = compared(brief, alone, whole)
@@ -319,6 +324,46 @@ def sentences_of(
             )
         )
     return sentences
+
+
+def _after_the_layer(
+    metrics: Mapping[str, float],
+    curves: "Mapping[str, pd.Series[float]]",
+    of_layer: Interval | None,
+    sequences: int,
+) -> list[Sentence]:
+    """The mixing ratio of the whole layer beside that of the attention block, and where they differ most."""
+    block, last = metrics.get(_BLOCK), _first_of(metrics, *_WHOLE)
+    if block is None or last is None:
+        return []
+    text = (
+        f"After the whole layer, the mean mixing ratio is {brief_share(last, block)}; after the attention block, it is "
+        f"{brief_share(block, last)}"
+    )
+    effect, interval = last - block, None
+    if of_layer is not None:
+        interval = of_layer.ends
+        text += in_points(*of_layer, sequences)
+    place: dict[str, int] = {}
+    before, after = curves.get(_BLOCK), _first_of(curves, *_WHOLE)
+    if before is not None and after is not None and len(before) > 1:
+        layer = max(before.keys(), key=lambda layer: abs(after[layer] - before[layer]))
+        one, other = float(before[layer]), float(after[layer])
+        place = {"layer": int(layer)}
+        effect, interval = other - one, None  # layers are not resampled one by one
+        text += f". The change is largest in layer {layer}: from {brief_share(one, other)} to {brief_share(other, one)}"
+    measure = _method(next(name for name in _WHOLE if name in metrics))
+    return [
+        Sentence(
+            f"{text}.",
+            figure="by_layer",
+            table="mixing_by_layer",
+            measure=measure,
+            effect=effect,
+            interval=interval,
+            place=place,
+        )
+    ]
 
 
 def _first_of(values: Mapping[str, T], *names: str) -> T | None:

@@ -28,12 +28,12 @@ from normscope.maths.mixing import Method
 from normscope.maths.tensors import to_device
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.facts import ModelFacts
-from normscope.results.codes import SPECIAL_TOKENS
+from normscope.results.codes import METHODS, SPECIAL_TOKENS, plain
 from normscope.results.figures import Figure, Scatter
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.rounding import VISIBLE, begun, enumeration, estimate
+from normscope.rounding import VISIBLE, begun, brief, enumeration, estimate
 from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.pair_histogram import Axis, PairsPart
@@ -225,7 +225,7 @@ class FrequencyAnalysis(Analysis):
             metrics=rolled.metrics,
             sentences=sentences_of(rolled.metrics, _bounds(overall)),
             curves=rolled.curves,
-            figures=self._figures(),
+            figures=self._figures(rolled.metrics),
             summaries={self.info.name: self._summary(overall)},
             notes=[f"frequency: ρ is undefined, {reason}" for reason in sorted(set(overall["reason"]) - {""})],
         )
@@ -285,7 +285,7 @@ class FrequencyAnalysis(Analysis):
         kinds = [_ORDINARY if kind < 0 else _kind(self.context.names[kind]) for kind in sample["tokens"].astype(int)]
         return sample.assign(tokens=kinds).astype({"rank": int})
 
-    def _figures(self) -> dict[str, Figure]:
+    def _figures(self, metrics: Mapping[str, float]) -> dict[str, Figure]:
         sample = self._sampled()
         ratios = [str(method) for method in self.context.methods]
         percentages = sample.assign(**{ratio: 100 * sample[ratio] for ratio in ratios})
@@ -293,7 +293,14 @@ class FrequencyAnalysis(Analysis):
         weights, with_residual = str(Method.ATTN_W), str(Method.ATTNRES_W)
         if {weights, with_residual} <= set(ratios) and np.allclose(sample[with_residual], sample[weights] / 2):
             del titles[with_residual]  # weights that add up to 1: the same cloud twice
-            left_out = f" {_short(with_residual)} is half of {_short(weights)}, and is left out."
+            half, whole = plain(METHODS[with_residual]), plain(METHODS[weights])
+            left_out = f" The ratio of {half} is half that of {whole}, and is left out."
+        known = [
+            f"{brief(metrics[name], signed=True)} ({plain(title)})"
+            for measure, title in titles.items()
+            if (name := f"spearman/{measure}/with_specials") in metrics
+        ]
+        correlations = f" The rank correlations, special tokens included, are {enumeration(known)}." if known else ""
         return {
             "scatter": Scatter(
                 table=percentages.melt(["rank", "tokens"], var_name="measure", value_name="value"),
@@ -310,19 +317,14 @@ class FrequencyAnalysis(Analysis):
                 series_titles={kind: kind for kind in (_ORDINARY, *SPECIAL_TOKENS, _OTHER_SPECIAL)},
                 caption=(
                     "Each measure of a token occurrence against its token's frequency rank (1: the most frequent). The line is "
-                    f"the median in bins of rank: where it rises, rarer tokens have larger values.{left_out}"
+                    f"the median in bins of rank: where it rises, rarer tokens have larger values.{correlations}{left_out}"
                 ),
             )
         }
 
 
-def _short(method: str) -> str:
-    """A mixing ratio's name in its paper, such as AttnRes-N for `attnres_n`."""
-    return MEASURES[method].partition(":")[0]
-
-
 def _panel_title(measure: str) -> str:
-    return f"mixing ratio (%), {_short(measure)}" if measure in set(Method) else MEASURES[measure]
+    return f"mixing ratio (%), {plain(MEASURES[measure])}" if measure in set(Method) else MEASURES[measure]
 
 
 _ORDINARY, _OTHER_SPECIAL = "ordinary tokens", "other special tokens"

@@ -105,6 +105,12 @@ class HiddenMoments:
         )
 
     @property
+    def _fewest(self) -> int:
+        """In how many of layers 0 to L a dimension must be an outlier."""
+        layers = self._counted.depth + 1
+        return next(count for count in range(1, layers + 1) if count / layers >= self._options.share)
+
+    @property
     def criterion(self) -> str:
         """The definition of an outlier dimension, in words."""
         if self.origin is Origin.given:
@@ -118,7 +124,7 @@ class HiddenMoments:
         }
         return (
             f"mean more than {self._options.threshold:g} {unit[self._options.criterion.value]} of the layer's dimensions, in "
-            f"at least {self._options.share:.0%} of layers 0 to {self._counted.depth}"
+            f"at least {self._fewest} of the {self._counted.depth + 1} layers"
         )
 
 

@@ -3,7 +3,7 @@
 Five methods take in more and more of the attention block. Ratios of norms do not add up; the signed shares beside them do.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import pandas as pd
 from torch import Tensor
@@ -22,12 +22,13 @@ from normscope.data.batching import Batch
 from normscope.maths.mixing import OF_STAGE, Method
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.blocks.grouped_block import GroupedBlock
-from normscope.results.codes import METHODS
+from normscope.results.codes import METHODS, bracketed
 from normscope.results.figures import Heatmaps, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.rounding import brief_share, compared, number, shares_differ
+from normscope.rounding import brief_share, compared, in_points, number, shares_differ
+from normscope.statistics.intervals import Interval
 
 _ROUNDING = 1e-3
 """How far signed shares in float32 may be from adding up to 1, relative to the sum of their magnitudes."""
@@ -75,7 +76,8 @@ class MixingAnalysis(Analysis):
         counted = {"by_layer": overall, "shares": overall_rows(shares)}
         rolled = roll_up(self.info.declared, counted)
         summary = self._ratios.by_category()
-        title = f"how much of a token's output vector comes from other tokens ({METHODS[self.context.methods[-1]]})"
+        method = bracketed(METHODS[self.context.methods[-1]])
+        title = f"how much of a token's output vector comes from other tokens {method}"
         return Result(
             tables={
                 "by_layer": shown,
@@ -83,11 +85,17 @@ class MixingAnalysis(Analysis):
                 "sequences": self._ratios.by_sequence([str(method) for method in self.context.methods]),
             },
             metrics=rolled.metrics,
-            sentences=sentences_of(rolled.metrics),
+            sentences=sentences_of(rolled.metrics, self._beside_weights(), self._ratios.number),
             curves=rolled.curves,
-            figures=_figures(shown, overall, counted["shares"]),
+            figures=_figures(shown, overall, counted["shares"], rolled.metrics),
             summaries={self.info.name: Summary(summary, digits=1, caption=caption_by_category(title, summary))},
         )
+
+    def _beside_weights(self) -> Interval | None:
+        """The mean ratio of the attention blocks less what the weights suggest; None if one of them is not defined."""
+        methods = [str(method) for method in self.context.methods]
+        whole = _whole(methods)
+        return None if whole is None or _WEIGHTS not in methods else self._ratios.difference(whole, _WEIGHTS)
 
     def _check_shares(self) -> None:
         for layer, error in self._errors.items():
@@ -97,14 +105,18 @@ class MixingAnalysis(Analysis):
                 )
 
 
-def _figures(shown: pd.DataFrame, overall: pd.DataFrame, shares: pd.DataFrame) -> dict[str, Heatmaps | Lines]:
+def _figures(
+    shown: pd.DataFrame, overall: pd.DataFrame, shares: pd.DataFrame, metrics: Mapping[str, float]
+) -> dict[str, Heatmaps | Lines]:
+    whole = _whole([name.removesuffix("/mean") for name in metrics])
+    ends = "" if whole is None else f" Single tokens of single layers range from {_range(whole, metrics)}."
     return {
         "heatmap": ratio_maps(
             shown,
             METHODS,
             "Mean mixing ratio by layer (deepest at the top) and token category: the norm of what a token takes from the "
             "others, divided by the sum of this norm and that of what it preserves of itself. The titles say what each method "
-            "takes into account. Below 50%, tokens preserve more than they take.",
+            f"takes into account. Below 50%, tokens preserve more than they take.{ends}",
         ),
         "by_layer": ratio_lines(
             overall,
@@ -148,20 +160,41 @@ _INCLUDED = {
 _HALF = 0.5
 
 
-def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
-    """The mixing ratio of the attention block beside that of the weights alone, and its range over tokens."""
-    by_weights = metrics.get("attn_w/mean")
-    method = next((name for name in _INCLUDED if f"{name}/mean" in metrics), None)
+_WEIGHTS = "attn_w"
+"""The method by attention weights alone."""
+
+
+def _whole(methods: Collection[str]) -> str | None:
+    """The method that includes the most of the block; None if only weights are known."""
+    return next((name for name in _INCLUDED if name in methods), None)
+
+
+def sentences_of(
+    metrics: Mapping[str, float], beside_weights: Interval | None = None, sequences: int = 0
+) -> list[Sentence]:
+    """The mixing ratio of the attention block beside that of the weights alone, and its range over tokens.
+
+    Args:
+        metrics: Numbers by name; missing ones are skipped.
+        beside_weights: The first ratio less the second, with its interval over sequences.
+        sequences: The number of these.
+    """
+    by_weights = metrics.get(f"{_WEIGHTS}/mean")
+    method = _whole([name.removesuffix("/mean") for name in metrics])
     if method is None:
         if by_weights is None:
             return []
         text = f"By attention weights alone, the mean mixing ratio is {brief_share(by_weights)}."
         return [Sentence(text, figure="by_layer", table="by_layer")]
     # Numbers of one sentence are written with enough digits to show which is larger (`compared`).
-    mean, low, high = (metrics[f"{method}/{name}"] for name in ("mean", "min", "max"))
+    mean = metrics[f"{method}/mean"]
     written, half, suggested = compared(brief_share, mean, _HALF, mean if by_weights is None else by_weights)
-    lowest, highest = compared(brief_share, low, high)
-    suggestion = "" if by_weights is None else f"; attention weights alone suggest {suggested}"
+    suggestion, interval = "", None
+    if by_weights is not None:
+        suggestion = f"; attention weights alone suggest {suggested}"
+        if beside_weights is not None:
+            interval = beside_weights.ends
+            suggestion += in_points(*beside_weights, sequences)
     others = "other tokens" if by_weights is not None else "the source"  # cross-attention has no ratio by weights alone
     # Nothing that is written as 50%, or differs too little from it to matter, is called more or less than half.
     amount = f"{'' if written == half else 'about '}as much from {others} as"
@@ -174,16 +207,22 @@ def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
             figure="by_layer",
             table="by_layer",
             measure=method,
-            effect=abs(mean - (_HALF if by_weights is None else by_weights)),
+            effect=mean - (_HALF if by_weights is None else by_weights),
+            interval=interval,
         ),
         Sentence(
-            f"The mixing ratio, which includes {_INCLUDED[method]}, ranges from {lowest} to {highest} over "
+            f"The mixing ratio, which includes {_INCLUDED[method]}, ranges from {_range(method, metrics)} over "
             "tokens and layers.",
             figure="heatmap",
             table="by_layer",
         ),
         *_sentence_of_shares(method, metrics, others),
     ]
+
+
+def _range(method: str, metrics: Mapping[str, float]) -> str:
+    """The smallest and the largest ratio of any token in any layer."""
+    return " to ".join(compared(brief_share, metrics[f"{method}/min"], metrics[f"{method}/max"]))
 
 
 def _sentence_of_shares(method: str, metrics: Mapping[str, float], others: str) -> list[Sentence]:

@@ -22,6 +22,7 @@ from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.declarations.norms import NORMS, NormsOpening, NormsOptions
 from normscope.analyses.finite import require_finite
 from normscope.analyses.pairs import Pairs
+from normscope.analyses.ratio_table import SEQUENCES, keys_of, margins
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
 from normscope.maths.norms import expansion_rate
@@ -29,14 +30,27 @@ from normscope.maths.tensors import lengthened
 from normscope.models.blocks.block import NOT_LINEAR, AttentionBlock
 from normscope.models.facts import ModelFacts
 from normscope.results.codes import category_name
-from normscope.results.figures import Figure, Heatmaps, Lines, Scatter
+from normscope.results.figures import Dots, Figure, Heatmaps, Lines, Scatter
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
-from normscope.rounding import VISIBLE, begun, brief, brief_share, compared, estimate, shares_differ
+from normscope.rounding import (
+    VISIBLE,
+    begun,
+    brief,
+    brief_share,
+    compared,
+    enumeration,
+    estimate,
+    in_points,
+    percentage,
+    shares_differ,
+)
 from normscope.statistics.accumulator import EmptyAccumulatorError, accumulation_device
 from normscope.statistics.counts import Counts
 from normscope.statistics.grouped import GroupedMoments
+from normscope.statistics.intervals import Interval
+from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.mean import Mean
 from normscope.statistics.pair_histogram import Axis
 from normscope.statistics.rank_correlation import RankCorrelation, rounded
@@ -77,6 +91,8 @@ class NormsAnalysis(Analysis):
         self._norms = GroupedMoments(layers, heads, len(self._groups))
         self._inputs = GroupedMoments(layers, 1, 1)
         self._alike = Mean(layers, 1)
+        # By sequence: α and ‖αf(x)‖ by category, means over heads and layers.
+        self._of_sequences = KeyedMeans(1, 2 * len(self._groups), size=SEQUENCES)
         axes = rounded(WEIGHT_AXIS, context.dtype), rounded(NORM_AXIS, context.dtype)
         self._correlation = RankCorrelation(layers, len(context.names), *axes)
         self._queries = Counts(1, 2)  # of the correlation, and of all
@@ -90,6 +106,7 @@ class NormsAnalysis(Analysis):
             "norms": self._norms,
             "inputs": self._inputs,
             "alike": self._alike,
+            "sequences": self._of_sequences,
             "pairs": self._correlation,
             "queries": self._queries,
             **{f"sample_{number}": sample for number, sample in enumerate(self._samples)},
@@ -116,6 +133,8 @@ class NormsAnalysis(Analysis):
         shares = torch.einsum("brk,gbk->rbg", received, members.to(received.dtype))
         sequences = torch.tensor([len(lengths)])
         of_heads = _sums(shares.transpose(0, 1)).unflatten(1, (3, -1))
+        weight, norm, _ = shares.unflatten(0, (3, -1)).mean(dim=1)
+        self._of_sequences.update(keys_of(batch), torch.cat([weight, norm], dim=1), torch.ones_like(lengths))
         self._shares.update(layer, lengthened(of_heads, self.context.heads, 2), sequences)
         self._norms.update(layer, lengthened(norms.transpose(0, 1), self.context.heads, 0), members)
         self._inputs.update(layer, pairs.input_norms[None], pairs.batch.token_mask[None])
@@ -198,7 +217,11 @@ class NormsAnalysis(Analysis):
         metrics = {**rolled.metrics, **self._with_equal_weights(), **_mean_rates(expansion)}
         curves = rolled.curves if expansion is None else {**rolled.curves, "expansion": expansion["rate"]}
         drawn = dispersion.drawn_heads(maps, self.options.singular_value_heads, self.options.seed)
-        figures = describe_figures(by_layer, by_head, self._sampled()), dispersion.figures(spread, drawn)
+        shares = _shares_by_layer(by_layer, self._by_layer(of_heads))
+        figures = (
+            describe_figures(shares, by_head, self._sampled(), rolled.metrics),
+            dispersion.figures(spread, drawn, metrics),
+        )
         overall = correlation[correlation["layer"] == 0].set_index("category")
         bounds = {str(category): bound for category, bound in overall["error_bound"].items()}
         summary = dispersion.summary(spread, of_inputs)
@@ -207,7 +230,9 @@ class NormsAnalysis(Analysis):
         return Result(
             tables=tables,
             metrics=metrics,
-            sentences=sentences_of(metrics, self._unseen(by_head, correlation), bounds, self.options.opens_with),
+            sentences=sentences_of(
+                metrics, self._unseen(by_head, correlation), bounds, self.options.opens_with, *self._apart()
+            ),
             curves=curves,
             figures=dict(itertools.chain(*(some.items() for some in _in_order(figures, self.options.opens_with)))),
             summaries={self.info.name: summary},
@@ -225,6 +250,25 @@ class NormsAnalysis(Analysis):
         if expansion is None:
             notes.append(f"{NOT_LINEAR.format('values')}, so W_V has no expansion rate")
         return notes
+
+    def _apart(self) -> tuple[dict[str, Interval], int]:
+        """By category, its share of the weight less that of the norms, with its interval; and the number of sequences.
+
+        The share of the norms is a ratio of means, r = n/N. Over sequences s, it varies as the mean of (n_s − r N_s)/N does.
+        """
+        found = self._of_sequences.compute()
+        counts = found.count.double().numpy()
+        weights, norms = (part.numpy() for part in found.mean.chunk(2, dim=1))
+        means = [np.average(values, axis=0, weights=counts) for values in (weights, norms)]
+        whole = means[1][-1]  # `all` is the last group
+        intervals = {}
+        for place, category in enumerate(self._groups if whole else ()):
+            ratio = means[1][place] / whole
+            linear = weights[:, place] - (norms[:, place] - ratio * norms[:, -1]) / whole
+            below, above = margins(linear * counts, counts)
+            apart = float(means[0][place] - ratio)
+            intervals[category] = Interval(apart, apart - below, apart + above)
+        return intervals, len(counts)
 
     @staticmethod
     def _unseen(by_head: pd.DataFrame, correlation: pd.DataFrame) -> list[str]:
@@ -363,19 +407,51 @@ def _summary(by_layer: pd.DataFrame, correlation: pd.DataFrame, *, has_output_bi
     )
 
 
-def describe_figures(by_layer: pd.DataFrame, by_head: pd.DataFrame, sample: pd.DataFrame) -> dict[str, Figure]:
-    """Figures 3, 4 (and 10 to 12) and 5 of the paper.
+def _shares_by_layer(by_layer: pd.DataFrame, every: pd.DataFrame) -> pd.DataFrame:
+    """What each category has of α, of Σ‖αf(x)‖ and of the attention output, in per cent.
 
     Args:
+        by_layer: The table `by_layer`.
+        every: The same for all categories, with the norms of all tokens.
+
+    Returns:
+        layer, category, measure (`alpha`, `alpha_f`, `share`), percent.
+    """
+    wide = by_layer.pivot(index=["layer", "category"], columns="measure", values="sequence_mean")
+    of_all = every[(every["category"] == ALL) & (every["measure"] == "alpha_f")].set_index("layer")["sequence_mean"]
+    norms = wide["alpha_f"].div(of_all, level="layer")
+    parts = 100 * wide[["alpha", "share"]].assign(alpha_f=norms)
+    long = (
+        parts.rename_axis(columns=None)
+        .reset_index()
+        .melt(["layer", "category"], var_name="measure", value_name="percent")
+    )
+    order = {category: place for place, category in enumerate(dict.fromkeys(by_layer["category"]))}
+    return long.sort_values(
+        ["category", "layer"], key=lambda own: own.map(order) if own.name == "category" else own, ignore_index=True
+    )
+
+
+def describe_figures(
+    shares: pd.DataFrame, by_head: pd.DataFrame, sample: pd.DataFrame, metrics: Mapping[str, float]
+) -> dict[str, Figure]:
+    """Shares of weight, norm and output by category; then figures 3, 4 (and 10 to 12) and 5 of the paper.
+
+    Args:
+        shares: See `_shares_by_layer`.
+        by_head: The table `by_head`.
         sample: Pairs of a query and a visible key.
+        metrics: Numbers by name.
     """
     reported = list(dict.fromkeys(by_head["category"]))
     categories = [category for category in reported if category != ALL] or reported
     points = sample.assign(category=ALL) if categories == [ALL] else sample
-    return {
-        "by_layer": _by_layer_figure(_rows_of(categories, by_layer)),
+    overall = _shares(metrics)
+    drawn: dict[str, Figure] = {"shares": _shares_figure(overall)} if overall else {}
+    return drawn | {
+        "by_layer": _by_layer_figure(_rows_of(categories, shares)),
         "by_head": _by_head_figure(_rows_of(categories, by_head)),
-        "scatter": _scatter_figure(_rows_of(categories, points), categories),
+        "scatter": _scatter_figure(_rows_of(categories, points), categories, metrics),
     }
 
 
@@ -383,20 +459,83 @@ def _rows_of(categories: Sequence[str], table: pd.DataFrame) -> pd.DataFrame:
     return table[table["category"].isin(categories)]
 
 
+_OF_SHARES = {"alpha": "of the weight α", "alpha_f": "of Σ‖αf(x)‖", "share": "along the output"}
+"""What all tokens together have 100% of, by measure."""
+
+
+_IN_WORDS = {
+    "alpha": "the attention weight α",
+    "alpha_f": "the norms ‖αf(x)‖ of what heads contribute",
+    "share": "what comes from all tokens along the output vectors (below 0, they point against it)",
+}
+
+
+def _shares(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """The share of each category in what all tokens have, by measure; nothing unless all tokens are reported.
+
+    Along the output, b_O has a share as well; where tokens have next to nothing of it, theirs say nothing.
+    """
+    by_measure = {measure: by_axes(f"{measure}/<category>", metrics) for measure in _OF_SHARES}
+    of_all = {measure: values.get(ALL, 0.0) for measure, values in by_measure.items()} | {"alpha": 1.0}
+    if not of_all["alpha_f"]:
+        return {}
+    if of_all["share"] < _LEAST_OF_TOKENS:
+        del by_measure["share"]
+    shares = {}
+    for category in by_measure["alpha"]:
+        if category != ALL:
+            shares[category] = {measure: values[category] / of_all[measure] for measure, values in by_measure.items()}
+    return shares
+
+
+def _shares_figure(shares: Mapping[str, Mapping[str, float]]) -> Dots:
+    """A row for each category, which has its numbers in its name."""
+    rows = [
+        {"category": category, "measure": measure, "share": 100 * share}
+        for category, of_category in shares.items()
+        for measure, share in of_category.items()
+    ]
+    measures = [*dict.fromkeys(measure for of_category in shares.values() for measure in of_category)]
+    return Dots(
+        table=pd.DataFrame(rows),
+        row="category",
+        value="share",
+        panel="measure",
+        panel_titles={measure: _OF_SHARES[measure] for measure in measures},
+        row_titles={
+            category: f"{category_name(category)}: {', '.join(percentage(share) for share in of_category.values())}"
+            for category, of_category in shares.items()
+        },
+        value_label="share (%)",
+        caption=(
+            f"The share of each token category in {enumeration([_IN_WORDS[measure] for measure in measures])}, averaged over "
+            "queries, heads and layers. The numbers of each row are in its name. A category with much of the weight but little "
+            "of the norms receives attention and contributes little."
+        ),
+    )
+
+
+_PARTS = {"alpha": "attention weight α", "alpha_f": "norms Σ‖αf(x)‖", "share": "signed share of the output"}
+"""What a category has parts of."""
+
+
 def _by_layer_figure(table: pd.DataFrame) -> Lines:
     return Lines(
         table=table,
         x="layer",
-        y="sequence_mean",
-        series="category",
-        series_titles={category: category for category in dict.fromkeys(table["category"])},
-        panel="measure",
-        panel_titles=MEASURES,
-        y_label="mean over heads",
+        y="percent",
+        series="measure",
+        series_titles=_PARTS,
+        panel="category",
+        panel_titles={category: category for category in dict.fromkeys(table["category"])},
+        sharey=True,
+        y_label="share of all tokens (%)",
+        leading="alpha_f",
+        behind=["share"],
         caption=(
-            "Weight α and contribution ‖αf(x)‖ of each category, summed over its keys for each query; the mean norm ‖f(x)‖ of "
-            "its keys' vectors; and the signed share of its keys in the attention output, summed over heads (below 0, they "
-            "point against the output). A category that is high in α but low in ‖αf(x)‖ receives weight but contributes little."
+            "What the keys of each category have of the attention weight α, of the norms Σ‖αf(x)‖ (strong) and, along the "
+            "output vectors, of the attention output (grey; below 0, they point against it), by layer. Where the strong line "
+            "lies below that of α, the category receives weight but contributes little."
         ),
     )
 
@@ -416,7 +555,12 @@ def _by_head_figure(table: pd.DataFrame) -> Heatmaps:
     )
 
 
-def _scatter_figure(table: pd.DataFrame, categories: Sequence[str]) -> Scatter:
+def _scatter_figure(table: pd.DataFrame, categories: Sequence[str], metrics: Mapping[str, float]) -> Scatter:
+    rho, lengths = metrics.get("spearman/all"), [metrics.get(name) for name in ("alpha_f/all", "f/uniform")]
+    numbers = "" if rho is None else f" Over the pairs of all texts, the rank correlation is {brief(rho, signed=True)}."
+    if None not in lengths:
+        weighted, alike = compared(brief, *(length for length in lengths if length is not None))
+        numbers += f" The mean ‖f(x)‖ of a query's keys is {weighted} weighted by α, and {alike} with equal weights."
     counted = ""
     if table["category"].value_counts().nunique() > 1:  # panels of the same size have no number in their titles
         counted = " (n: number of pairs)"
@@ -433,7 +577,7 @@ def _scatter_figure(table: pd.DataFrame, categories: Sequence[str]) -> Scatter:
         caption=(
             "Weight against vector norm by category of the key, for a uniform sample of each category's visible query–key "
             f"pairs of all layers and heads{counted}. Where the cloud falls to the right, large weights go to short vectors. "
-            "The axes leave out at most 1% of each category's points at either end."
+            f"The axes leave out at most 1% of each category's points at either end.{numbers}"
         ),
     )
 
@@ -459,6 +603,8 @@ def sentences_of(
     unseen: Collection[str] = (),
     bounds: Mapping[str, float] = MappingProxyType({}),
     opens_with: NormsOpening = NormsOpening.weights,
+    apart: Mapping[str, Interval] = MappingProxyType({}),
+    sequences: int = 0,
 ) -> list[Sentence]:
     """What special tokens contribute beside their weight, where norms mislead, whether short vectors get the weight; how much
     norms vary.
@@ -469,9 +615,15 @@ def sentences_of(
             said about them.
         bounds: The largest possible error of the rank correlations, by category.
         opens_with: What comes first.
+        apart: By category, its share of the weight less that of the norms, with its interval over sequences.
+        sequences: The number of these.
     """
     seen = {name: value for name, value in metrics.items() if name.rpartition("/")[2] not in unseen}
-    of_weights = [*_weight_and_norm(seen), *_norm_and_share(seen), *_shorter(seen, bounds.get(ALL, 0.0))]
+    of_weights = [
+        *_weight_and_norm(seen, apart, sequences),
+        *_norm_and_share(seen),
+        *_shorter(seen, bounds.get(ALL, 0.0)),
+    ]
     return list(itertools.chain(*_in_order((of_weights, dispersion.sentences(metrics)), opens_with)))
 
 
@@ -480,7 +632,7 @@ def _in_order(parts: tuple[T, T], opens_with: NormsOpening) -> tuple[T, T]:
     return parts if opens_with is NormsOpening.weights else (parts[1], parts[0])
 
 
-def _weight_and_norm(metrics: Mapping[str, float]) -> list[Sentence]:
+def _weight_and_norm(metrics: Mapping[str, float], apart: Mapping[str, Interval], sequences: int) -> list[Sentence]:
     """Weight and contribution of each category that stands out in the paper, beginning with the one where they differ most."""
     weights, norms = (by_axes(f"{measure}/<category>", metrics) for measure in ("alpha", "alpha_f"))
     every = norms.get(ALL)
@@ -490,17 +642,28 @@ def _weight_and_norm(metrics: Mapping[str, float]) -> list[Sentence]:
         if every and category in weights and category in norms
     }
     order = sorted(pairs, key=lambda name: -abs(pairs[name][0] - pairs[name][1]))
-    return [_of_category(category, *pairs[category]) for category in order]
+    return [_of_category(category, *pairs[category], apart.get(category), sequences) for category in order]
 
 
-def _of_category(category: str, weight: float, norm: float) -> Sentence:
+def _of_category(category: str, weight: float, norm: float, apart: Interval | None, sequences: int) -> Sentence:
     received, contributed = compared(brief_share, weight, norm)
-    little = norm < weight / 2 and shares_differ(norm, weight)
+    detectable = apart is None or not apart.contains_zero
+    little = norm < weight / 2 and shares_differ(norm, weight) and detectable
+    beside = "" if apart is None else in_points(*apart, sequences)
     text = (
         f"The {category_name(category)} tokens receive {received} of the attention weight "
-        f"{'but contribute only' if little else 'and contribute'} {contributed} of Σ‖αf(x)‖."
+        f"{'but contribute only' if little else 'and contribute'} {contributed} of Σ‖αf(x)‖{beside}."
     )
-    return Sentence(text, figure="by_layer", table="by_layer", surprising=little, effect=abs(weight - norm))
+    interval = None if apart is None else apart.ends
+    return Sentence(
+        text,
+        figure="shares",
+        table="by_layer",
+        surprising=little,
+        effect=weight - norm,
+        interval=interval,
+        place={"category": category},
+    )
 
 
 def _norm_and_share(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -528,7 +691,7 @@ def _norm_and_share(metrics: Mapping[str, float]) -> list[Sentence]:
         f"Norms {stated} what {category_name(category)} tokens contribute: these have {norm} of Σ‖αf(x)‖, but {along} of what "
         "comes from all tokens along the output vectors, where contributions add up."
     )
-    return [Sentence(text, figure="by_layer", table="by_layer", surprising=True)]
+    return [Sentence(text, figure="shares", table="by_layer", surprising=True, place={"category": category})]
 
 
 def _shorter(metrics: Mapping[str, float], bound: float) -> list[Sentence]:

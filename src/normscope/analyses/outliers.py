@@ -20,7 +20,7 @@ from normscope.results.figures import Figure, Lines, Profiles
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.rounding import counted, enumeration, numbered
+from normscope.rounding import brief_share, compared, counted, enumeration, numbered
 from normscope.statistics.tidy import tidy
 
 _PRINTED = 10
@@ -80,16 +80,17 @@ class OutliersAnalysis(Analysis):
         }
         chosen = {"dimensions": dimensions[dimensions["dimension"].isin(outliers)]}
         rolled = roll_up(self.info.declared, tables | chosen)
+        metrics = {**rolled.metrics} | shares_of_length(summary.mean[:, -1].numpy(), outliers)
         return Result(
             tables=tables,
-            metrics=rolled.metrics,
+            metrics=metrics,
             sentences=sentences_of(
-                rolled.metrics,
+                metrics,
                 layers=places,
                 origin=self._moments.origin,
             ),
             curves=rolled.curves,
-            figures=self._figures(dimensions, by_category, outliers),
+            figures=self._figures(dimensions, by_category, outliers, _together(metrics)),
             summaries={self.info.name: self._summary(tables["model"])},
             notes=[f"outlier dimensions: {self._moments.criterion}"],
         )
@@ -109,7 +110,7 @@ class OutliersAnalysis(Analysis):
         return table[reported].reset_index(drop=True)
 
     def _figures(
-        self, dimensions: pd.DataFrame, by_category: pd.DataFrame, outliers: Sequence[int]
+        self, dimensions: pd.DataFrame, by_category: pd.DataFrame, outliers: Sequence[int], together: str
     ) -> dict[str, Figure]:
         detected = self._moments.origin is Origin.detected
         where = "in the layers in which they are outliers" if detected else "where they can be seen"
@@ -124,7 +125,7 @@ class OutliersAnalysis(Analysis):
                 y_label="mean over tokens",
                 caption=(
                     "Mean of every dimension of the hidden vectors over all tokens, one panel per layer (0: the embedding "
-                    f"output). Labels mark the outlier dimensions ({self._moments.criterion}) {where}."
+                    f"output). Labels mark the outlier dimensions ({self._moments.criterion}) {where}.{together}"
                 ),
             )
         }
@@ -162,16 +163,41 @@ class OutliersAnalysis(Analysis):
         return Summary(table.rename(columns=titles), digits=1, caption=caption)
 
 
+def shares_of_length(mean: Float[np.ndarray, "layer model"], outliers: Sequence[int]) -> dict[str, float]:
+    """How many of the dimensions are outlier dimensions, and how much of the mean vector's squared length lies in them.
+
+    Args:
+        mean: The mean hidden vectors over all tokens. Layers in which all of it is 0 are left out.
+        outliers: The outlier dimensions.
+    """
+    squares = np.square(mean)
+    whole = squares.sum(axis=1)
+    shares = squares[whole > 0][:, list(outliers)].sum(axis=1) / whole[whole > 0]
+    found = {"share_of_dimensions": len(outliers) / mean.shape[1]}
+    return found | ({"share_of_length": float(shares.mean())} if len(shares) else {})
+
+
+def _together(metrics: Mapping[str, float]) -> str:
+    """How much of the mean vector lies in the outlier dimensions, after a sentence; nothing without any."""
+    if not metrics.get("count") or "share_of_length" not in metrics:
+        return ""
+    few, much = compared(brief_share, metrics["share_of_dimensions"], metrics["share_of_length"])
+    return (
+        f" Together, they are {few} of the dimensions and have {much} of the squared length of the mean hidden vector, on "
+        "average over layers."
+    )
+
+
 _SET = {Origin.given: "set by hand", Origin.known: "known for these weights"}
 
 
 def sentences_of(
-    _metrics: Mapping[str, float], *, layers: Mapping[int, str] | None = None, origin: Origin = Origin.detected
+    metrics: Mapping[str, float], *, layers: Mapping[int, str] | None = None, origin: Origin = Origin.detected
 ) -> list[Sentence]:
-    """The outlier dimensions, and the layers in which they are outliers.
+    """The outlier dimensions, the layers in which they are outliers, and how much of the mean hidden vector lies in them.
 
     Args:
-        _metrics: Numbers by name, which say nothing that the layers do not.
+        metrics: Numbers by name; missing ones are skipped.
         layers: The layers in which each outlier dimension of the model is an outlier, as `0–4, 6`.
         origin: Where the dimensions come from.
     """
@@ -187,7 +213,8 @@ def sentences_of(
         first = next(iter(places))
         places[first] = f"an outlier {places[first]}"
     named = enumeration([f"{dimension} ({place})" for dimension, place in places.items()])
-    return [Sentence(f"{start}: {named}.", figure="dimensions", table="model")]
+    effect = metrics.get("share_of_length", 0.0) - metrics.get("share_of_dimensions", 0.0)
+    return [Sentence(f"{start}: {named}.{_together(metrics)}", figure="dimensions", table="model", effect=effect)]
 
 
 def _place(layers: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.analyses.base import AnalysisContext
@@ -19,7 +19,7 @@ from normscope.results.figures import Heatmaps, Lines
 from normscope.results.parts import tidy_sequences
 from normscope.statistics.accumulator import Accumulator, accumulation_device
 from normscope.statistics.grouped import GroupedMoments
-from normscope.statistics.intervals import FEWEST, Sample, mean_test
+from normscope.statistics.intervals import FEWEST, Interval, Sample, mean_test
 from normscope.statistics.keyed_means import KeyedMeans
 from normscope.statistics.mean import Mean
 from normscope.statistics.tidy import tidy
@@ -85,7 +85,7 @@ class RatioTable:
         kept = torch.cat([values[: len(ratios)], values[len(ratios) :: len(PARTS)]])  # of parts, the first: the others
         by_category = torch.einsum("gbt,bt->gb", members, values[len(ratios) - 1])
         sums = torch.cat([kept.sum(dim=-1), by_category, counts])
-        sequences = torch.tensor([[fingerprint % 2**_BITS] for fingerprint in batch.fingerprints])
+        sequences = keys_of(batch)
         self.sequences.update(sequences, sums.T, mask.sum(dim=-1))
 
     def by_sequence(self, methods: Collection[str]) -> pd.DataFrame:
@@ -105,6 +105,24 @@ class RatioTable:
                 columns[f"{method}/{name}"] = means.mean[:, place].numpy()
         return tidy_sequences(pd.DataFrame(columns))
 
+    @property
+    def number(self) -> int:
+        """Number of sequences whose means are kept."""
+        return len(self.sequences.compute().count)
+
+    def difference(self, one: str, other: str) -> Interval:
+        """The mean ratio by one method less that by another, over all tokens and layers, with its interval over sequences.
+
+        Differences are those of each sequence, which has both ratios. Without a valid interval, its ends are NaN.
+        """
+        means, overall = self.sequences.compute(), overall_rows(self.compute())
+        ratios = overall.groupby("method")["mean"].mean().to_dict()
+        first, second = (self._methods.index(method) for method in (one, other))
+        terms = means.count.double()
+        below, above = margins(((means.mean[:, first] - means.mean[:, second]) * terms).numpy(), terms.numpy())
+        mean = ratios[one] - ratios[other]
+        return Interval(mean, mean - below, mean + above)
+
     def by_category(self) -> pd.DataFrame:
         """The last method's mean over all tokens and layers, by reported category, with its interval over sequences.
 
@@ -123,7 +141,7 @@ class RatioTable:
             count = int(of_category["count"].iloc[0])
             if count and category in self._reported:
                 mean = float(of_category["mean"].mean())  # every layer has the same tokens
-                below, above = _margins(sums[place], terms[place].round())
+                below, above = margins(sums[place], terms[place].round())
                 low, high = np.clip([mean - below, mean + above], 0.0, 1.0)  # of few sequences, they may lie beyond
                 rows[category_name(category)] = (100 * mean, 100 * float(low), 100 * float(high), count)
         columns = ["mean %", "low %", "high %", "tokens"]
@@ -180,7 +198,12 @@ def caption_by_category(title: str, summary: pd.DataFrame) -> str:
     return f"{title}, by token category{interval}"
 
 
-def _margins(sums: np.ndarray, terms: np.ndarray) -> tuple[float, float]:
+def keys_of(batch: Batch) -> Int[Tensor, "sequence 1"]:
+    """What tells the sequences of a batch apart: it depends on their tokens alone."""
+    return torch.tensor([[fingerprint % 2**_BITS] for fingerprint in batch.fingerprints])
+
+
+def margins(sums: np.ndarray, terms: np.ndarray) -> tuple[float, float]:
     """By how much the interval of a mean over terms extends below and above it, from the sums of single sequences."""
     present = terms > 0
     means, weights = sums[present] / terms[present], terms[present]
@@ -213,15 +236,19 @@ def ratio_maps(shown: pd.DataFrame, titles: Mapping[str, str], caption: str) -> 
     )
 
 
-def ratio_lines(overall: pd.DataFrame, titles: Mapping[str, str], caption: str) -> Lines:
+def ratio_lines(
+    overall: pd.DataFrame, titles: Mapping[str, str], caption: str, beside: Collection[str] | None = None
+) -> Lines:
     """A line for each method: its mean ratios over all tokens, by layer.
 
     Args:
         overall: The ratios over all tokens.
         titles: Titles of the methods. The last one that was measured includes most of the block, and leads.
         caption: What the lines show, and how to read them.
+        beside: The methods that the last one is compared with; None for all.
     """
     measured = set(overall["method"])
+    leading = next((method for method in reversed([*titles]) if method in measured), "")
     return Lines(
         table=_in_percent(overall),
         x="layer",
@@ -231,7 +258,8 @@ def ratio_lines(overall: pd.DataFrame, titles: Mapping[str, str], caption: str) 
         y_label="mean mixing ratio (%)",
         limits=(0.0, 100.0),
         caption=caption,
-        leading=next((method for method in reversed([*titles]) if method in measured), ""),
+        leading=leading,
+        behind=[] if beside is None else [method for method in titles if method not in (*beside, leading)],
     )
 
 

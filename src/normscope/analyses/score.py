@@ -1,11 +1,13 @@
 """Score contributions: which dimensions decide attention, and do they cause it? (Maruta & Matsuzaki 2024, section 4)
 
-Dimension j contributes C_j = (q W_Kᵀ)_j x_j to the score of a query and a key. Its share of the spread of a query's scores over
-the keys tells how much it decides; attention without the outlier dimensions' part of the scores tells whether they cause it.
+Dimension j contributes C_j = (q W_Kᵀ)_j x_j to the score of a query and a key. Its share of the variance of a query's scores
+over the keys tells how much it decides; attention without the outlier dimensions' part of the scores tells whether they cause
+it.
 """
 
 import itertools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -42,8 +44,18 @@ from normscope.results.figures import Figure, Heatmaps, Lines, Profiles
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, roll_up
-from normscope.rounding import brief, brief_share, compared, enumeration, movement, numbered
+from normscope.rounding import (
+    brief,
+    brief_share,
+    compared,
+    enumeration,
+    in_points,
+    movement,
+    numbered,
+    shares_differ,
+)
 from normscope.statistics.accumulator import accumulation_device
+from normscope.statistics.intervals import Interval, interval_over_texts
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.mean import Mean, MeanSummary
 from normscope.statistics.precision import half_width
@@ -79,6 +91,8 @@ class ScoreAnalysis(Analysis):
         self._spread = Mean(layers, 1, heads, model + 2)
         self._sample = KeptTensors(torch.int64, max(options.intervention_sequences, options.sequences or 0))
         self._interventions: pd.DataFrame | None = None
+        self._changed: dict[str, Interval] = {}
+        """By category, the change of its weight without the outlier dimensions: a mean over layers, then over sequences."""
         self.accumulators = {
             "moments": self._moments.accumulator,
             "weights": self._weights,
@@ -150,6 +164,7 @@ class ScoreAnalysis(Analysis):
                 rolled.metrics,
                 outliers if len(outliers) <= ALONE else (),
                 favoured(tables["by_category"]) if 0 < len(outliers) <= ALONE else None,
+                self._changed,
             ),
             curves=rolled.curves,
             figures=describe_figures(tables, outliers),
@@ -247,7 +262,9 @@ class ScoreAnalysis(Analysis):
 
             runner.observe(batch, visit)
             changes.append(of_batch)
-        sequences = sum(map(len, changes))
+        of_sequences = torch.cat(changes).numpy()
+        sequences = len(of_sequences)
+        self._changed = dict(zip(counted.categories, map(interval_over_texts, of_sequences.T), strict=True))
         means = {dimensions: (total / sequences).numpy() for dimensions, total in totals.items()}
         before, parts = means[()], []
         for name, dimensions in removed:
@@ -477,6 +494,7 @@ def sentences_of(
     metrics: Mapping[str, float],
     outliers: Sequence[int] = (),
     favoured: Mapping[int, Mapping[str, Sequence[int]]] | None = None,
+    changed: Mapping[str, Interval] = MappingProxyType({}),
 ) -> list[Sentence]:
     """The effect of removing the outliers, what they favour, how few dimensions explain the scores, and the outliers' share.
 
@@ -485,12 +503,17 @@ def sentences_of(
         outliers: The outlier dimensions, if they are few enough to be named.
         favoured: By outlier dimension and category of the key, the layers in which it favours the category most; None if that
             is not known.
+        changed: By category, the change of its weight without the outlier dimensions, with its interval over sequences.
     """
-    sentences = [*_removed(metrics), *([] if favoured is None else [_favours(favoured)]), *_concentrated(metrics)]
+    sentences = [
+        *_removed(metrics, changed),
+        *([] if favoured is None else [_favours(favoured)]),
+        *_concentrated(metrics),
+    ]
     if metrics.get("share_of_outliers/mean"):  # exactly 0 if there are no outliers
         share = brief_share(metrics["share_of_outliers/mean"])
         named = f" ({enumeration([str(dimension) for dimension in outliers])})" if outliers else ""
-        text = f"The share of the outlier dimensions{named} in the spread of a query's scores is {share}."
+        text = f"The share of the outlier dimensions{named} in the variance of a query's scores is {share}."
         sentences.append(Sentence(text, table="concentration"))
     return [*sentences, *_weighed(metrics)]
 
@@ -528,7 +551,7 @@ def _weighed(metrics: Mapping[str, float]) -> list[Sentence]:
         f"On average over layers, a query gives {brief_share(weight)} of its attention weight to one {category_name(one)} "
         f"token{of_any}; summed over keys, it gives most to {category_name(most)} tokens, {whole}."
     )
-    return [Sentence(text, figure="weights", table="weights")]
+    return [Sentence(text, figure="weights", table="weights", place={"category": one})]
 
 
 def _concentrated(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -537,7 +560,7 @@ def _concentrated(metrics: Mapping[str, float]) -> list[Sentence]:
     bias = metrics.get("share_of_key_bias/mean", 0.0)
     of_bias = f"{brief_share(bias)}" if abs(bias) >= 0.0005 else ""  # below, it is written 0.0%
     if half is None:
-        text = f"The key bias b_K makes up {of_bias} of the spread of a query's scores over its keys."
+        text = f"The key bias b_K makes up {of_bias} of the variance of a query's scores over its keys."
         return [Sentence(text, table="concentration")] if of_bias else []
     dimensions, *of_ninety = compared(brief, half, *([] if ninety is None else [ninety]))
     more = f", and {of_ninety[0]} make up 90%" if of_ninety else ""
@@ -545,13 +568,13 @@ def _concentrated(metrics: Mapping[str, float]) -> list[Sentence]:
     left_out = " (heads whose dimensions never reach that share are left out)" if some else ""
     besides = f"; the key bias b_K makes up {of_bias}" if of_bias else ""
     text = (
-        f"On average over heads, {dimensions} dimensions make up half of the spread of a query's scores over its keys"
+        f"On average over heads, {dimensions} dimensions make up half of the variance of a query's scores over its keys"
         f"{more}{left_out}{besides}."
     )
     return [Sentence(text, table="concentration")]
 
 
-def _removed(metrics: Mapping[str, float]) -> list[Sentence]:
+def _removed(metrics: Mapping[str, float], changed: Mapping[str, Interval]) -> list[Sentence]:
     """The attention weight of the category that changes most without the outliers."""
     befores, afters = (by_axes(f"intervention/<category>/{column}", metrics) for column in ("before", "after"))
     weights = {category: (before, afters[category]) for category, before in befores.items() if category in afters}
@@ -560,14 +583,30 @@ def _removed(metrics: Mapping[str, float]) -> list[Sentence]:
         return []
     most = max(special, key=lambda category: abs(special[category][1] - special[category][0]))
     before, after = special[most]
+    change, beside = changed.get(most), ""
+    if change is not None and (change.contains_zero or shares_differ(before, after)):
+        beside = in_points(*change, int(metrics.get("intervention/sequences", 0)))
     controls = metrics.get(f"intervention/{most}/controls_mean")
     controlled = [] if controls is None else [before + controls]
     comparison = "".join(
         f"; with as many random dimensions removed instead, it is {brief_share(weight, before, after)}"
         for weight in controlled
     )
+    moved = movement(before, after, *controlled)
+    if change is not None and change.contains_zero:
+        moved = f"stays at about {brief_share(after, *controlled)}"
     text = (
         f"Without the outlier dimensions' part of the scores, in one block at a time, the attention weight on "
-        f"{category_name(most)} tokens {movement(before, after, *controlled)}{comparison}."
+        f"{category_name(most)} tokens {moved}{beside}{comparison}."
     )
-    return [Sentence(text, figure="intervention", table="intervention", effect=abs(after - before))]
+    interval = None if change is None else change.ends
+    return [
+        Sentence(
+            text,
+            figure="intervention",
+            table="intervention",
+            effect=after - before,
+            interval=interval,
+            place={"category": most},
+        )
+    ]

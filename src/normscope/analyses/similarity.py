@@ -36,7 +36,9 @@ from normscope.results.figures import Figure, Lines, WordMaps
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, metrics_of
-from normscope.rounding import begun, brief, compared, counted, differ, enumeration, number
+from normscope.results.token_labels import label
+from normscope.rounding import begun, between, brief, compared, counted, differ, enumeration, number
+from normscope.statistics.intervals import Interval, interval_over_texts
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.keyed_means import KeyedMeans, KeyedSummary
 from normscope.statistics.mean import Mean, MeanSummary
@@ -168,8 +170,14 @@ class SimilarityAnalysis(Analysis):
         return Result(
             tables=tables,
             metrics=metrics,
-            sentences=sentences_of(metrics, most, self._drawn, maps=self._maps_wanted),
-            figures=describe_figures(cells, pairs, parts, self._drawn, cosine),
+            sentences=sentences_of(
+                metrics,
+                most,
+                self._drawn,
+                {str(name): interval_over_texts(values.to_numpy()) for name, values in parts.items()},
+                maps=self._maps_wanted,
+            ),
+            figures=describe_figures(cells, pairs, parts, self._drawn, metrics),
             summaries={self.info.name: Summary(summary, digits=3, caption=caption)},
         )
 
@@ -415,7 +423,11 @@ def gold_correlation(pairs: pd.DataFrame, parts: pd.DataFrame) -> dict[str, floa
 
 
 def describe_figures(
-    table: pd.DataFrame | None, pairs: pd.DataFrame, parts: pd.DataFrame, drawn: Mapping[int, DrawnPair], cosine: float
+    table: pd.DataFrame | None,
+    pairs: pd.DataFrame,
+    parts: pd.DataFrame,
+    drawn: Mapping[int, DrawnPair],
+    metrics: Mapping[str, float],
 ) -> dict[str, Figure]:
     """Pairs of categories, what each category adds to dissimilar and similar pairs, and single pairs.
 
@@ -424,9 +436,9 @@ def describe_figures(
         pairs: See `pair_table`.
         parts: What each category adds to the cosine of each of these pairs.
         drawn: Single pairs, by their rows.
-        cosine: The mean cosine.
+        metrics: Numbers by name.
     """
-    figures: dict[str, Figure] = {} if table is None else {"by_category": _cells(table, len(pairs), cosine)}
+    figures: dict[str, Figure] = {} if table is None else {"by_category": _cells(table, len(pairs), metrics)}
     groups = by_similarity(pairs, parts)
     if groups["cosine"].nunique() == groups["group"].nunique() > 1:
         figures["by_similarity"] = Lines(
@@ -457,7 +469,12 @@ def by_similarity(pairs: pd.DataFrame, parts: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _cells(table: pd.DataFrame, pairs: int, cosine: float) -> WordMaps:
+def _cells(table: pd.DataFrame, pairs: int, metrics: Mapping[str, float]) -> WordMaps:
+    cosine, with_bias = metrics["cosine"], metrics["with_bias"]
+    of_categories = by_axes("category/<category>", metrics)
+    of_categories.pop(BIAS, None)
+    _, others, biases = compared(brief, cosine, cosine - with_bias, with_bias)
+    halves = enumeration([f"{category_name(name)} {brief(value)}" for name, value in of_categories.items()])
     order = list(dict.fromkeys([*table["category_a"], *table["category_b"]]))
     order.sort(key=BIAS.__eq__)  # the biases come last
     numbers = {category: position for position, category in enumerate(order)}
@@ -483,7 +500,9 @@ def _cells(table: pd.DataFrame, pairs: int, cosine: float) -> WordMaps:
         caption=(
             f"What pairs of tokens add to the mean cosine similarity of {counted(pairs, 'pair')} of texts, by the category of "
             "the token in the first text (rows) and in the second (columns). Over all categories, the cells add up to "
-            f"{number(cosine)}: orange raises it, purple lowers it. The biases belong to no token."
+            f"{number(cosine)}: orange raises it, purple lowers it. The biases belong to no token: pairs with them add "
+            f"{biases}, all others {others}. If each token has half of what its pairs add, the "
+            f"categories add up to: {halves}."
         ),
     )
 
@@ -492,6 +511,7 @@ def sentences_of(
     metrics: Mapping[str, float],
     friends: Sequence[str] = (),
     drawn: Mapping[int, DrawnPair] = MappingProxyType({}),
+    added: Mapping[str, Interval] = MappingProxyType({}),
     *,
     maps: bool = True,
 ) -> list[Sentence]:
@@ -501,10 +521,11 @@ def sentences_of(
         metrics: Numbers by name; missing ones are skipped.
         friends: The words that add most to pairs with low gold scores, the largest first.
         drawn: Pairs that are drawn, by their rows.
+        added: What each category adds to the cosine, with its interval over pairs.
         maps: Whether there is a table of pairs of categories.
     """
     # The pair, or the first query, is what one asks about; among many pairs, one is an example.
-    example, of_all = list(map(_similar, list(drawn.items())[:1])), _made_of(metrics, maps=maps)
+    example, of_all = list(map(_similar, list(drawn.items())[:1])), _made_of(metrics, added, maps=maps)
     is_one = metrics.get("pairs", 1) <= 1 or any(pair.document for pair in drawn.values())
     return [*(example + of_all if is_one else of_all + example), *_beside_gold(metrics, friends)]
 
@@ -512,17 +533,18 @@ def sentences_of(
 def _similar(drawn: tuple[int, DrawnPair]) -> Sentence:
     """Why two texts are similar."""
     row, (texts, document, strongest) = drawn
-    most = enumeration([f"{a}–{b} ({number(value, signed=True)})" for a, b, value in strongest])
+    most = enumeration([f"{label(a)}–{label(b)} ({number(value, signed=True)})" for a, b, value in strongest])
     name = f"pair {row}" if not document else f"query 1 and document {document}, the most similar one,"
     return Sentence(
         f"The cosine similarity of {name} is {number(texts.value)}; "
         + (f"the pairs of words that add most are {most}." if most else "no pair of words adds to it."),
         figure=f"pair_{row}",
         table="pairs",
+        effect=max((value for *_, value in strongest), default=0.0),
     )
 
 
-def _made_of(metrics: Mapping[str, float], *, maps: bool) -> list[Sentence]:
+def _made_of(metrics: Mapping[str, float], added: Mapping[str, Interval], *, maps: bool) -> list[Sentence]:
     """How much of the mean cosine is constant, and which categories add most."""
     pairs, cosine, with_bias = (metrics.get(name) for name in ("pairs", "cosine", "with_bias"))
     if pairs is None or cosine is None or with_bias is None:
@@ -530,11 +552,14 @@ def _made_of(metrics: Mapping[str, float], *, maps: bool) -> list[Sentence]:
     whole, tokens_alone, biases = compared(brief, cosine, abs(cosine - with_bias), abs(with_bias))
     parts = by_axes("category/<category>", metrics)
     parts.pop(BIAS, None)
-    largest, most = max(parts.values(), default=0.0), ""
+    largest, most, interval = max(parts.values(), default=0.0), "", None
     if len(parts) > 1 and largest > 0:
         first = [category for category, value in parts.items() if value == largest or not differ(value, largest)]
         name = enumeration(["ordinary" if category == "other" else category_name(category) for category in first])
-        amount = brief(largest) if len(first) == 1 else f"about {brief(largest)} each"
+        amount = f"about {brief(largest)} each"
+        if len(first) == 1:
+            interval = added[first[0]].ends if first[0] in added else None
+            amount = f"{brief(largest)}{between(*interval) if interval else ''}"
         most = f" {begun(name)} tokens add most to it: {amount}."
     return [
         Sentence(
@@ -544,6 +569,7 @@ def _made_of(metrics: Mapping[str, float], *, maps: bool) -> list[Sentence]:
             figure="by_category" if maps else "",
             table="by_category" if maps else "pairs",
             effect=largest,
+            interval=interval,
         )
     ]
 
@@ -553,7 +579,7 @@ def _beside_gold(metrics: Mapping[str, float], friends: Sequence[str]) -> list[S
     spearman, count = metrics.get("gold/spearman"), metrics.get("gold/count")
     if spearman is None or count is None:
         return []
-    listed = enumeration([f"“{friend}”" for friend in friends[:FRIENDS]])
+    listed = enumeration([f"“{label(friend)}”" for friend in friends[:FRIENDS]])
     words = f"; in the quarter with the lowest gold scores, these words add most: {listed}" if listed else ""
     return [
         Sentence(

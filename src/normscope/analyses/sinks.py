@@ -28,7 +28,7 @@ from normscope.models.blocks.block import AttentionBlock
 from normscope.models.facts import ModelFacts
 from normscope.models.load.interventions import InterventionRunner
 from normscope.results.codes import category_name
-from normscope.results.figures import Figure, Heatmaps, Lines
+from normscope.results.figures import Dots, Figure, Heatmaps, Lines
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import by_axes, curves_of, metrics_of
@@ -166,7 +166,7 @@ class SinksAnalysis(Analysis):
             sentences=sentences_of(metrics, first_token or "BOS", self.options.length),
             # One curve for the sink, not one for each position.
             curves=curves_of(declared, {"by_head": of_sink}) | {"max_abs": curve},
-            figures=describe_figures(of_sink, curve, first_token, self.options.epsilon),
+            figures=describe_figures(of_sink, curve, first_token, self.options, metrics),
             summaries={
                 self.info.name: Summary(
                     _summary(tables["by_head"], sink, first_token),
@@ -432,7 +432,11 @@ def _summary(by_head: pd.DataFrame, sink: str | None, first_token: str | None) -
 
 
 def describe_figures(
-    of_sink: pd.DataFrame, largest: "pd.Series[float]", first_token: str | None, epsilon: float
+    of_sink: pd.DataFrame,
+    largest: "pd.Series[float]",
+    first_token: str | None,
+    options: SinksOptions,
+    metrics: Mapping[str, float],
 ) -> dict[str, Figure]:
     """The map of sink rates, weight and contribution, and the largest activations by layer.
 
@@ -440,33 +444,34 @@ def describe_figures(
         of_sink: The rows of the table `by_head` for the position whose rates are drawn; none if none was measured.
         largest: Largest |x| of a sequence by layer.
         first_token: The tokenizer's token that begins a sequence; None if it has none.
-        epsilon: The mean weight that a sink exceeds.
+        options: The mean weight that a sink exceeds, and the length of the sequences.
+        metrics: Numbers by name.
     """
     figures: dict[str, Figure] = {}
+    massive = f" Those of single tokens and dimensions are {_size(metrics)}." if metrics.get("massive/count") else ""
     if len(of_sink):
-        position, inputs = of_sink["position"].iloc[0], list(dict.fromkeys(of_sink["inputs"]))
+        position = of_sink["position"].iloc[0]
         of, is_a, seen, its = ("the first token", "is a sink", "it", "its")
         if position != FIRST:
             of, is_a, seen, its = (f"{category_name(position)} tokens", "are sinks", "them", "their")
         labels = [_label(name, bos, first_token) for name, bos in zip(of_sink["inputs"], of_sink["bos"], strict=True)]
+        table = of_sink.assign(variant=labels).reset_index(drop=True)
         figures["rate"] = Heatmaps(
-            table=of_sink.assign(variant=labels).reset_index(drop=True),
-            panel="variant",
-            values={
-                "sink_rate": "sink rate",
-                "mass": "share of the weight",
-                "contribution": "share of the contribution",
-            },
+            table=table[table["variant"] == labels[0]].reset_index(drop=True),
+            values=_SHARES,
             row="layer",
             column="head",
             limits=(0.0, 1.0),  # of a rate as of a share
+            value_label="share",
             caption=(
-                f"How often {of} {is_a} of each head (a mean weight of more than {epsilon:g} over the queries that see "
-                f"{seen}), and {its} share of the head's weight and of the norms of what the head contributes: on "
-                f"{enumeration([_WORDS[name] for name in inputs])}. Where the contribution is paler than the weight, the "
+                f"How often {of} {is_a} of each head (a mean weight of more than {options.epsilon:g} over the queries that see "
+                f"{seen}), and {its} share of the head's weight and of the norms of what the head contributes, on "
+                f"{labels[0]}, in sequences of {options.length} tokens. Where the contribution is paler than the weight, the "
                 "vectors are short: the sink takes weight but contributes little."
             ),
         )
+        if len({*labels}) > 1:
+            figures["by_input"] = _by_input(table, of, is_a, its)
     figures["largest"] = Lines(
         table=largest.rename("largest").reset_index().assign(series="largest |x|"),
         x="layer",
@@ -476,10 +481,39 @@ def describe_figures(
         log_y=True,
         caption=(
             "Largest |x| of a sequence by layer (0: the embeddings), averaged over sequences, on a logarithmic scale. Massive "
-            "activations appear as a jump to a plateau that the last layers leave."
+            f"activations appear as a jump to a plateau that the last layers leave.{massive}"
         ),
     )
     return figures
+
+
+_SHARES = {"sink_rate": "sink rate", "mass": "share of the weight", "contribution": "share of the contribution"}
+"""What the figures show of the sink."""
+
+
+def _by_input(table: pd.DataFrame, of: str, is_a: str, its: str) -> Dots:
+    """The means of all heads on each input.
+
+    Args:
+        table: The rows of `describe_figures`, with the column `variant`.
+        of: The position, in words.
+        is_a: That it is a sink, or that they are.
+        its: Its pronoun.
+    """
+    means = 100 * table.groupby("variant", sort=False)[list(_SHARES)].mean()
+    return Dots(
+        table=means.reset_index().melt("variant", var_name="measure", value_name="percent"),
+        row="variant",
+        value="percent",
+        panel="measure",
+        panel_titles=_SHARES,
+        value_label="mean of the heads (%)",
+        reference=None,
+        caption=(
+            f"How often {of} {is_a} on each input, and {its} share of the weight and of the norms of what heads contribute: "
+            "means over all heads. Where a sink hardly differs between inputs, its place makes it one, not its token."
+        ),
+    )
 
 
 def sentences_of(metrics: Mapping[str, float], first_token: str = "BOS", length: int | None = None) -> list[Sentence]:
@@ -516,7 +550,7 @@ def _sink(metrics: Mapping[str, float], first_token: str, length: int | None) ->
     part = f"the first {length} tokens of " if length is not None and inputs == SinkInput.text else ""
     text = f"On {part}{_WORDS[inputs]}{begins}, {subject} in {rate} of the heads{receives}{learned}."
     effect = abs(known_shares[0] - known_shares[1]) if len(known_shares) == 2 else 0.0
-    return [Sentence(text, figure="rate", table="by_head", effect=effect)]
+    return [Sentence(text, figure="rate", table="by_head", effect=effect, place={"category": position})]
 
 
 def _elsewhere(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
@@ -533,7 +567,7 @@ def _elsewhere(metrics: Mapping[str, float], first_token: str) -> list[Sentence]
         return []
     whose = "whichever token comes first" if position == FIRST else f"{category_name(position)} tokens"
     parts = [f"{brief_share(rate, *rates.values())} {words}" for words, rate in rates.items()]
-    return [Sentence(f"The sink rate of {whose} is {enumeration(parts)}.", figure="rate", table="by_head")]
+    return [Sentence(f"The sink rate of {whose} is {enumeration(parts)}.", figure="by_input", table="by_head")]
 
 
 def _massive(metrics: Mapping[str, float]) -> list[Sentence]:
@@ -546,9 +580,14 @@ def _massive(metrics: Mapping[str, float]) -> list[Sentence]:
     first, last = (int(metrics[f"massive/{name}_layer"]) for name in ("first", "last"))
     dimensions = "1 dimension has" if count == 1 else f"{int(count)} dimensions have"
     where = f"in layer {first}" if first == last else f"in layers {first} to {last}"
-    size = f"up to {brief(metrics['massive/largest'])} ({brief(metrics['massive/ratio'])} times the median)"
-    text = f"{dimensions} massive activations {where}, {size}{_without(metrics)}."
+    text = f"{dimensions} massive activations {where}, {_size(metrics)}."
     return [Sentence(text, figure="largest", table="massive", surprising=True)]
+
+
+def _size(metrics: Mapping[str, float]) -> str:
+    """How large massive activations are, and what they do."""
+    size = f"up to {brief(metrics['massive/largest'])} ({brief(metrics['massive/ratio'])} times the median)"
+    return f"{size}{_without(metrics)}"
 
 
 def _without(metrics: Mapping[str, float]) -> str:

@@ -6,7 +6,7 @@ half of the treebank and scored on the other.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -31,8 +31,9 @@ from normscope.results.figures import Dots, Figure, Heatmaps
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
-from normscope.rounding import brief_share, compared, counted, percentage
+from normscope.rounding import brief_share, compared, counted, in_points, percentage
 from normscope.statistics.counts import Counts
+from normscope.statistics.intervals import Interval
 from normscope.statistics.share_moments import ShareMoments
 from normscope.statistics.tidy import tidy
 
@@ -165,9 +166,9 @@ class SyntaxAnalysis(Analysis):
         return Result(
             tables=tables,
             metrics=metrics,
-            sentences=sentences_of(metrics),
+            sentences=sentences_of(metrics, _gain_of_vectors(pooled), int(self._arcs.compute()[0, 2, :, 0].sum())),
             curves=rolled.curves,
-            figures=describe_figures(heads, pooled, relations),
+            figures=describe_figures(heads, pooled, relations, metrics),
             summaries={
                 self.info.name: Summary(
                     self._summary(metrics),
@@ -443,33 +444,64 @@ def _with_both(counts: np.ndarray, axis: int) -> np.ndarray:
 _HEAD_COLUMNS = list(SYNTAX.declared.tables["heads"].columns)
 
 
-def describe_figures(heads: pd.DataFrame, pooled: pd.DataFrame, relations: Sequence[str]) -> dict[str, Figure]:
+def describe_figures(
+    heads: pd.DataFrame, pooled: pd.DataFrame, relations: Sequence[str], metrics: Mapping[str, float]
+) -> dict[str, Figure]:
     """All figures.
 
     Args:
         heads: The table `heads`.
         pooled: Held-out accuracy of the best head by measure, relation and candidates, with its interval.
         relations: All relations but their union.
+        metrics: Numbers by name.
     """
     counts = pooled[pooled["measure"] == "attn_w"].groupby("relation")["count"].max()
     shown = [relation for relation in relations if relation in counts.index]
     shown = sorted(shown, key=lambda relation: (-int(counts[relation]), relation))[:_MOST_RELATIONS]
     shown = [*(["all"] if "all" in counts.index else []), *shown]  # missing if all arcs are punctuation's
     return {
-        "gain": _gain_figure(pooled, shown),
+        "gain": _gain_figure(pooled, shown, _accuracies(metrics)),
         "relations": _relations_figure(heads, shown),
     }
 
 
-def _gain_figure(pooled: pd.DataFrame, relations: Sequence[str]) -> Figure:
+def _apart(weights: Mapping[Hashable, float], vectors: Mapping[Hashable, float]) -> Interval:
+    """What vectors add to the accuracy of weights, from the smallest to the largest difference that both intervals allow."""
+    return Interval(
+        vectors["accuracy"] - weights["accuracy"], vectors["low"] - weights["high"], vectors["high"] - weights["low"]
+    )
+
+
+def _gain_of_vectors(pooled: pd.DataFrame) -> Interval | None:
+    """What vectors add over all relations, special tokens excluded; None if all arcs are punctuation's."""
+    rows = pooled[(pooled["relation"] == ALL) & (pooled["candidates"] == WORDS)].set_index("measure")
+    if not {*HEAD_MEASURES} <= {*rows.index}:
+        return None
+    by_measure = rows[["accuracy", "low", "high"]].astype(float).to_dict("index")
+    return _apart(*(by_measure[measure] for measure in HEAD_MEASURES))
+
+
+def _accuracies(metrics: Mapping[str, float]) -> str:
+    """What the best heads find over all relations, beside the next word; nothing if that is not known."""
+    known = [metrics.get(name) for name in ("attn_w/best/all", "attn_n/best/all", "right_branching/all")]
+    if None in known:
+        return ""
+    weights, vectors, following = compared(brief_share, *(value for value in known if value is not None))
+    return (
+        f" Over all relations, special tokens excluded, weights find {weights} of the arcs, vectors {vectors}, and always the "
+        f"next word {following}."
+    )
+
+
+def _gain_figure(pooled: pd.DataFrame, relations: Sequence[str], accuracies: str) -> Figure:
     held_out = pooled.set_index(["relation", "candidates", "measure"]).to_dict("index")
     rows = []
     for candidates, relation in itertools.product(SPECIAL, relations):
-        weights, vectors = (held_out[relation, candidates, measure] for measure in ("attn_w", "attn_n"))
-        ends = (("gain", "accuracy", "accuracy"), ("low", "low", "high"), ("high", "high", "low"))
+        weights, vectors = (held_out[relation, candidates, measure] for measure in HEAD_MEASURES)
+        gain, low, high = (100 * value for value in _apart(weights, vectors))
         rows.append(
             {"candidates": candidates, "relation": f"{relation} ({int(weights['count']):,})"}
-            | {name: 100 * (vectors[end] - weights[other]) for name, end, other in ends}
+            | {"gain": gain, "low": low, "high": high}
         )
     return Dots(
         table=pd.DataFrame(rows),
@@ -484,7 +516,7 @@ def _gain_figure(pooled: pd.DataFrame, relations: Sequence[str]) -> Figure:
             "head by α, by relation (number of arcs), on the half of the corpus not used to select the heads. Lines run from "
             "the smallest to the largest gain that the 95% intervals of the two accuracies, over sentences, allow: where a "
             "line does not cross zero, the gain is detectable. If the gain vanishes when special tokens are excluded, norms "
-            "merely discount these tokens."
+            f"merely discount these tokens.{accuracies}"
         ),
     )
 
@@ -518,20 +550,29 @@ def _relations_figure(heads: pd.DataFrame, relations: Sequence[str]) -> Figure:
     )
 
 
-def sentences_of(metrics: Mapping[str, float]) -> list[Sentence]:
-    """The best single head, by weights and by vectors."""
+def sentences_of(metrics: Mapping[str, float], gain: Interval | None = None, sentences_read: int = 0) -> list[Sentence]:
+    """The best single head, by weights and by vectors.
+
+    Args:
+        metrics: Numbers by name; missing ones are skipped.
+        gain: What vectors add over all relations, special tokens excluded, with its interval over sentences.
+        sentences_read: The number of these.
+    """
     sentences: list[Sentence] = []
     weights, vectors = (metrics.get(f"{measure}/best/all") for measure in ("attn_w", "attn_n"))
     baseline = metrics.get("right_branching/all")
     if weights is not None and vectors is not None and baseline is not None:
         found = compared(brief_share, weights, vectors, baseline)
+        beside = "" if gain is None else in_points(*gain, sentences_read)
         sentences.append(
             Sentence(
                 f"The best head by weights finds {found[0]} of the arcs and the best head by vector norms "
-                f"{found[1]}, each on the half of the corpus not used to select it; always choosing the next word "
+                f"{found[1]}{beside}, each on the half of the corpus not used to select it; always choosing the next word "
                 f"finds {found[2]}.",
                 figure="gain",
                 table="best",
+                effect=vectors - weights,
+                interval=None if gain is None else gain.ends,
             )
         )
     gains = [metrics[name] for name in ("gain/with_sinks", "gain/sinks_masked") if name in metrics]

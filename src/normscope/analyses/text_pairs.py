@@ -192,9 +192,11 @@ class PairMaps:
                 words.append(side.words(self._words.of(batch)[0]))
             matrix, value = (each[0].cpu().numpy() for each in cosine_parts(*parts))
             first, second = (side.labels(token) for side in sides)
-            title = f"pair {row}: cosine {number(float(value))}"
+            title = f"{f'document {document}' if document else f'pair {row}'}: cosine {number(float(value))}"
             drawn[row] = DrawnPair(
-                TextPair(title, first, second, matrix), document, _strongest((first, second), matrix, *words)
+                TextPair(title, first, second, matrix, number=document),
+                document,
+                _strongest((first, second), matrix, *words),
             )
         return drawn
 

@@ -1,6 +1,6 @@
 """What tokens and regions receive through attention, as a result: tables, maps and words."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,11 +8,13 @@ import pandas as pd
 from jaxtyping import Float, Int
 
 from normscope.api.one_text import stacked
+from normscope.errors import printable
 from normscope.maths.choices import PairMeasure
 from normscope.results.findings import Sentence, Summary
 from normscope.results.maps import TokenMap
 from normscope.results.result import Result
 from normscope.results.table_files import Lazy, LazyItems
+from normscope.results.token_labels import label
 from normscope.rounding import begun, counted, number
 from normscope.statistics.tidy import tidy
 
@@ -20,6 +22,8 @@ _QUERIES = 3
 """Number of queries whose strongest keys are printed."""
 _KEYS = 12
 """Number of strongest keys of each query."""
+_LONGEST_SENTENCE = 100
+"""Characters of a sentence that a finding keeps."""
 _MOST_METRICS = 100
 """Pairs of a query and a key up to which their means are metrics, which comparisons read."""
 _MOST_WITH_TOP = 1_500_000
@@ -56,7 +60,9 @@ class AttentionValues(NamedTuple):
     """The key of each value, as an index into `keys`; None unless only the strongest keys are kept."""
     measure: str
     text: str
-    """The text, decoded from its tokens."""
+    """The text, decoded from its tokens; as it was given if it is known where keys lie in it."""
+    spans: tuple[tuple[int, int, int] | None, ...] = ()
+    """See `TokenMap.key_spans`."""
 
     @property
     def table(self) -> pd.DataFrame:
@@ -97,7 +103,10 @@ def result_of(found: Sequence[AttentionValues], column: str | None) -> Result:
         ),
         maps=LazyItems(lambda: [_token_map(each) for each in found]) if has_maps else (),
         metrics=_metrics(first, every) if column is None else {},
-        sentences=_sentence(strongest, first.measure),
+        sentences=[
+            *(_read_sentence(_token_map(first)) if first.spans and has_maps else ()),
+            *_sentence(strongest, first.measure),
+        ],
         notes=[_said(first)],
         summaries={"": _summary(strongest)},
     )
@@ -154,7 +163,7 @@ def _strongest(
 
 def _placed(name: str, place: int) -> str:
     """A token or region with the position of its first token, since a word may occur twice."""
-    return f"{name} ({place})"
+    return f"{label(name)} ({place})"
 
 
 def _sentence(strongest: pd.DataFrame, measure: str) -> list[Sentence]:
@@ -163,6 +172,34 @@ def _sentence(strongest: pd.DataFrame, measure: str) -> list[Sentence]:
     query, key = _placed(first["query_token"], first["query"]), _placed(first["key_token"], first["key"])
     text = f"{begun(query)} receives the most from {key}: {number(float(first['mean']))} on average."
     return [Sentence(text, table="strongest", measure=_MAPS[PairMeasure(measure)])]
+
+
+def _read_sentence(of: TokenMap) -> Iterator[Sentence]:
+    """From which sentence of the text the query receives the most, and what it receives from the keys that are named apart.
+
+    Args:
+        of: A map whose text is read; see `TokenMap.key_spans`.
+    """
+    row, apart = of.maps[of.leading].mean(axis=0)[0], of.apart
+    spans = [None if at in apart else span for at, span in enumerate(of.key_spans)]
+    members: dict[int, list[int]] = {}
+    for at, span in enumerate(spans):
+        if span is not None and span[0] >= 0:
+            members.setdefault(span[0], []).append(at)
+    if len(members) < 2:
+        return
+    sums = {sentence: float(row[keys].sum()) for sentence, keys in members.items()}
+    best = max(sums, key=lambda sentence: abs(sums[sentence]))
+    lying = [span for span in spans if span is not None and span[0] == best]
+    text = printable(of.title[lying[0][1] : lying[-1][2]].strip(), _LONGEST_SENTENCE)
+    query, place = f"“{label(of.queries[0])}” (token {of.query_places[0]:,})", of.key_places[members[best][0]]
+    heads = "with all heads together" if of.leading == _MAPS[PairMeasure.share] else "on average"  # as in `_token_map`
+    strongest = f"{query} receives the most from “{text}” (from token {place:,} on): {number(sums[best])} {heads}."
+    named = "; ".join(
+        f"{_placed(of.keys[at], of.key_places[at])}, {what}, {number(float(row[at]))}" for at, what in apart.items()
+    )
+    said = f"Of {counted(len(sums), 'sentence')}, {strongest}" + (f" Named apart: {named}." if named else "")
+    yield Sentence(said, measure=of.leading)
 
 
 def _summary(strongest: pd.DataFrame) -> Summary:
@@ -207,4 +244,5 @@ def _token_map(found: AttentionValues) -> TokenMap:
         is_cross_attention=tuple(found.axes["query"]) != tuple(found.keys),
         query_places=tuple(found.positions["query"]),
         key_places=tuple(found.positions["key"]),
+        key_spans=found.spans,
     )

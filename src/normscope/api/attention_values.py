@@ -26,7 +26,7 @@ from normscope.maths.partition import Partition
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.blocks.region_sums import RegionSums
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.text_batches import batch_from_texts, is_single
+from normscope.models.load.text_batches import batch_from_texts, is_single, places_of_tokens
 from normscope.models.observe.check import Check
 from normscope.models.observe.observer import Observer
 from normscope.results.result import Result
@@ -96,9 +96,10 @@ def attention(
     """
     with python_call():
         asked = asked_of(model, layers, heads, measure, reduce, top)
-        found, single = model.exclusively(lambda: _attention(model, text, queries, keys, asked))
+        found, single, tokens = model.exclusively(lambda: _attention(model, text, queries, keys, asked))
         given = {"queries": queries, "keys": keys, "layers": layers, "heads": heads, "reduce": reduce, "top": top}
         about = described(model, "attention", [each.text for each in found], measure=measure, **given)
+        about["facts"]["tokens"] = tokens
         return dataclasses.replace(result_of(found, None if single else "sequence"), **about)
 
 
@@ -151,8 +152,8 @@ def _attention(
     queries: object,
     keys: object,
     asked: Asked,
-) -> tuple[list[AttentionValues], bool]:
-    """What queries receive, text by text, and whether it is a single one."""
+) -> tuple[list[AttentionValues], bool, int]:
+    """What queries receive, text by text, whether it is a single one, and the number of tokens."""
     words = asks_for_words(queries) or asks_for_words(keys)
     batch = batch_from_texts(model, text, Level.word if words else Level.token)
     single = is_single(text) and batch.sequences == 1
@@ -167,12 +168,33 @@ def _attention(
     for number in range(batch.sequences):
         of_text = batch.part(number, number + 1)
         given = texts[number] if len(texts) == batch.sequences and not isinstance(texts, BatchEncoding) else None
-        rows, columns = (
-            regions_of(argument, wanted, read_side(model, given, of_text, side, words))
-            for argument, wanted, side in (("queries", queries, 0), ("keys", keys, 1))
-        )
-        found.append(_of_text(model, observer, of_text, asked, rows, columns))
-    return found, single
+        sides = [read_side(model, given, of_text, side, words) for side in (0, 1)]
+        rows, columns = regions_of("queries", queries, sides[0]), regions_of("keys", keys, sides[1])
+        values = _of_text(model, observer, of_text, asked, rows, columns)
+        spans = _spans_of_keys(sides[1], rows, columns) if asked.measure is not PairMeasure.score else ()
+        found.append(values._replace(text=str(given), spans=spans) if spans else values)
+    return found, single, int(batch.token_mask.sum())
+
+
+def _spans_of_keys(read: ReadSide, queries: Partition, keys: Partition) -> tuple[tuple[int, int, int] | None, ...]:
+    """Where keys lie in a text that is read for a single token; see `TokenMap.key_spans`.
+
+    Args:
+        read: The text of the keys.
+    """
+    if not isinstance(read.text, str) or read.batch.is_cross_attention or int((queries.of_token >= 0).sum()) != 1:
+        return ()
+    places = places_of_tokens(read.model, read.text, read.batch.input_ids[0].tolist())
+    if places is None:
+        return ()
+    sentences = regions_of("keys", "sentences", read).of_token[0].tolist()
+    spans: list[tuple[int, int, int] | None] = [None] * len(keys.names)
+    for place, sentence, key in zip(places, sentences, keys.of_token[0].tolist(), strict=True):
+        if place is not None and key >= 0:
+            first, start, end = spans[key] or (sentence, *place[1:])
+            spans[key] = (first if first >= 0 else sentence, start, max(end, place[2]))
+    starts = [span[1] for span in spans if span is not None]
+    return tuple(spans) if starts == sorted(starts) and starts else ()
 
 
 def read_side(model: LoadedModel, text: object, batch: Batch, side: int, words: bool) -> ReadSide:

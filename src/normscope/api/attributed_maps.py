@@ -31,6 +31,7 @@ from normscope.results.findings import Sentence, Summary
 from normscope.results.maps import TokenMap
 from normscope.results.result import Result
 from normscope.results.table_files import Lazy
+from normscope.results.token_labels import as_text, labels
 from normscope.rounding import number
 from normscope.statistics.tidy import tidy
 
@@ -84,7 +85,7 @@ class _Maps:
         tables |= {"bias": functools.partial(_bias, biased, self.tokens)} if biased else {}
         count = len(next(iter(self.cumulative.values())))
         token_map = TokenMap(
-            title=" ".join(self.tokens),
+            title=as_text(self.tokens),
             queries=self.tokens,
             keys=self.keys,
             layers=tuple(range(1, count + 1)),
@@ -93,12 +94,14 @@ class _Maps:
             unit=unit,
         )
         strongest = _summary(token_map)
+        first = next(iter(token_map.maps.values()))[-1]
+        row = int(first.argmax()) // len(self.keys)
         (output, source), (method, value) = strongest.table.index[0], next(strongest.table.iloc[:1].items())
         text = f"Through all layers, {output} takes the most from {source}: {number(value.iloc[0])} ({method})."
         return Result(
             tables=Lazy(tables),
             maps=[token_map],
-            sentences=[Sentence(text, table="total", measure=str(method))],
+            sentences=[Sentence(text, table="total", measure=str(method), place={"layer": count, "token": row})],
             summaries={"": strongest},
         )
 
@@ -168,7 +171,7 @@ def _summary(of: TokenMap) -> Summary:
     strongest = np.argsort(-last[:, 0], kind="stable")[:_STRONGEST]
     queries, keys = np.unravel_index(strongest, (len(of.queries), len(of.keys)))
     names = pd.MultiIndex.from_arrays(
-        [[of.queries[at] for at in queries], [of.keys[at] for at in keys]], names=["output", "from"]
+        [labels([of.queries[at] for at in queries]), labels([of.keys[at] for at in keys])], names=["output", "from"]
     )
     table = pd.DataFrame(last[strongest].astype(float), index=names, columns=list(of.maps))
     return Summary(table, digits=3, caption="The largest parts of outputs, through all layers")
@@ -230,7 +233,7 @@ def attribution_maps(
     inputs, groups = batch.model_inputs(), batch.partition
     maps = model_maps(model.model, model.facts, inputs, wanted, stage=at_stage, bias=rule, keep=True, groups=groups)
     tokens = batch.unit_texts(model.tokenizer)
-    about = described(model, "attribution_maps", [" ".join(tokens)], level=of_level, stage=at_stage, bias=rule)
+    about = described(model, "attribution_maps", [as_text(tokens)], level=of_level, stage=at_stage, bias=rule)
     return dataclasses.replace(_Maps.of(maps, tokens).result(str(of_level)), **about)
 
 
@@ -254,5 +257,5 @@ def _of_translation(model: LoadedModel, text: object, methods: list[MapMethod]) 
     _ = model.stacks_verification
     maps = translation_maps(model.model, batch.model_inputs())
     found = _Maps.of(dict.fromkeys(methods, maps), tokens, source)
-    about = described(model, "attribution_maps", [f"{' '.join(source)} → {' '.join(tokens)}"])
+    about = described(model, "attribution_maps", [f"{as_text(source)} → {as_text(tokens)}"])
     return dataclasses.replace(found.result(str(Level.token)), **about)

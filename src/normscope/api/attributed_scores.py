@@ -30,6 +30,7 @@ from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.predictor import token_number
 from normscope.models.load.text_batches import is_single, plain_ids
 from normscope.results.result import Result
+from normscope.results.token_labels import as_text, label
 
 
 @checked
@@ -108,7 +109,7 @@ def attribute(
 
 def _about(model: LoadedModel, found: Sequence[Attributed], level: Level, attention: str) -> dict[str, Any]:
     """The facts and the config."""
-    texts, targets = [" ".join(each.tokens) for each in found], [each.what for each in found]
+    texts, targets = [as_text(each.tokens) for each in found], [each.what for each in found]
     return described(model, "attribute", texts, level=level, attention=attention, target=targets)
 
 
@@ -320,7 +321,7 @@ def _next_of_translation(model: LoadedModel, text: object, asked: AttributionCal
         bias=float(parts.bias),
         remainder=float(parts.remainder),
         target=float(parts.target),
-        what=f"logit of {TokenTexts(model.tokenizer).of([best])[0]!r} as the next token",
+        what=f"logit of {label(TokenTexts(model.tokenizer).of([best])[0])!r} as the next token",
         error=float(parts.error),
         sides={"source": len(source), "target": len(tokens)},
     )

@@ -17,6 +17,7 @@ from normscope.results.figures import ColouredText, Figure, Heatmaps, WordMaps
 from normscope.results.findings import Sentence, Summary
 from normscope.results.maps import TokenMap
 from normscope.results.result import Result
+from normscope.results.token_labels import as_text, labels
 from normscope.rounding import begun, number
 from normscope.statistics.tidy import tidy
 
@@ -174,6 +175,7 @@ def _summary(of: Attributed) -> Summary:
     rows = _scores(of).sort_values("value", key=abs, ascending=False, kind="stable").head(_STRONGEST)
     keys = [str(name) for name in rows if name != "value"]
     shown = pd.DataFrame({"value": [number(value, signed=True) for value in rows["value"]]})
+    rows = rows.assign(token=labels(rows["token"].tolist()))
     names = [", ".join(map(str, key)) for key in rows[keys].itertuples(index=False, name=None)]
     shown = shown.set_axis(names).rename_axis(", ".join(keys))
     return Summary(shown, caption="The tokens that add most")
@@ -294,7 +296,7 @@ def _target_maps(targets: Sequence[Attributed]) -> list[TokenMap]:
 
 def _maps_of_text(rows: Sequence[Attributed]) -> Iterator[TokenMap]:
     tokens, titles = rows[0].tokens, [said(row) for row in rows]
-    text, shape = " ".join(tokens), (len(rows), len(tokens))
+    text, shape = as_text(tokens), (len(rows), len(tokens))
     tables = [row.effects.assign(row=at) for at, row in enumerate(rows) if row.effects is not None]
     effects = pd.concat(tables) if tables else pd.DataFrame()
     if "layer" not in effects:

@@ -48,15 +48,16 @@ def _plain(value: Any) -> Any:
     return value if type(value) in (bool, int, float) else str(value)
 
 
-def stacked(tables: Sequence[pd.DataFrame], column: str | None) -> pd.DataFrame:
+def stacked(tables: Sequence[pd.DataFrame], column: str | None, first: int = 0) -> pd.DataFrame:
     """Tables one below the other.
 
     Args:
         tables: At least one.
-        column: The first column, with the number of each table from 0; None for a single table.
+        column: The first column, with the number of each table; None for a single table.
+        first: The number of the first table.
     """
     if column is None:
         (table,) = tables
         return table
-    numbered = pd.concat(dict(enumerate(tables)), names=[column])
+    numbered = pd.concat(dict(enumerate(tables, start=first)), names=[column])
     return numbered.reset_index(column).reset_index(drop=True)

@@ -30,6 +30,7 @@ from normscope.models.load.text_batches import is_single, require_unicode
 from normscope.results.figures import ColouredText, Figure, TextPair
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
+from normscope.results.token_labels import as_text, label
 from normscope.rounding import begun, counted, number
 
 _SHOWN = 12
@@ -89,15 +90,16 @@ class _Similarity(NamedTuple):
         """The number in words."""
         return _NAMES[SimilarityFunction(self.function)]
 
-    def pair(self, rank: str = "") -> TextPair:
+    def pair(self, rank: str = "", place: int = 0) -> TextPair:
         """Both texts with their map.
 
         Args:
             rank: What the title begins with; it then names the second text instead of the number.
+            place: The number of the pair among several, from 1.
         """
-        text = cut(" ".join(self.tokens_b), _TITLE)
+        text = cut(as_text(self.tokens_b), _TITLE)
         title = f"{rank}{number(self.value)}: {text}" if rank else f"{self.what} {number(self.value)}"
-        return TextPair(title, self.tokens_a, self.tokens_b, self.matrix, self.what)
+        return TextPair(title, self.tokens_a, self.tokens_b, self.matrix, self.what, place)
 
     @property
     def sentence(self) -> str:
@@ -106,7 +108,7 @@ class _Similarity(NamedTuple):
         best = table[(table["a"] < len(self.tokens_a)) & (table["b"] < len(self.tokens_b))].head(_SAID)
         words = self.of_tokens
         named = zip(best["token_a"], best["token_b"], best["value"], strict=True)
-        pairs = ", ".join(f"{a}\u2013{b} {number(value)}" for a, b, value in named)
+        pairs = ", ".join(f"{label(a)}\u2013{label(b)} {number(value)}" for a, b, value in named)
         parts = f"pairs of tokens add {number(words)}, pairs with a bias {number(self.value - words)}"
         return f"{begun(self.what)} {number(self.value)}: {parts}. The pairs that add most: {pairs}."
 
@@ -150,7 +152,8 @@ def similarity(
         A result: `.table` has what each pair of tokens adds, the largest first, with the biases as rows and columns of their
         own; `.metrics` the similarity (`value`) and what pairs of `tokens` and pairs with a bias (`biases`) add. For late
         interaction, `.tables["matches"]` has the token that each token is matched with. If a list was given, tables have a
-        column `number`, `.tables["ranking"]` the pairs of texts in order, and `.tables["words"]` the second texts' tokens.
+        column `number`, from 1; `.tables["ranking"]` has the pairs of texts in order, and `.tables["words"]` the second texts'
+        tokens.
 
     Examples:
         >>> import normscope
@@ -251,18 +254,20 @@ def _result_of(model: LoadedModel, found: Sequence[_Similarity], *, single: bool
     """
     column = None if single else "number"
     first, ranking = found[0], _ranking(found)
-    tables = {"pairs": stacked([each.table for each in found], column)}
+    tables = {"pairs": stacked([each.table for each in found], column, first=1)}
     if first.matches is not None:
-        tables["matches"] = stacked([each.matches for each in found if each.matches is not None], column)
+        tables["matches"] = stacked([each.matches for each in found if each.matches is not None], column, first=1)
     figures: dict[str, Figure] = {}
     if not single:
         tables |= {"ranking": ranking, "words": _words(found)}
         figures["ranking"] = _coloured(found, ranking)
     figures |= {
-        "pair" if single else f"pair_{number_}": each.pair("" if single else f"{rank}. ").figure()
+        "pair" if single else f"pair_{number_}": each.pair(
+            "" if single else f"{rank}. ", 0 if single else number_
+        ).figure()
         for rank, number_, each in _ranked(found, ranking)
     }
-    texts = [f"{' '.join(each.tokens_a)} | {' '.join(each.tokens_b)}" for each in found]
+    texts = [f"{as_text(each.tokens_a)} | {as_text(each.tokens_b)}" for each in found]
     about = {"compares": first.function, "pooling": first.pooling}
     return Result(
         tables=tables,
@@ -278,7 +283,7 @@ def _result_of(model: LoadedModel, found: Sequence[_Similarity], *, single: bool
 
 def _ranking(found: Sequence[_Similarity]) -> pd.DataFrame:
     """The pairs of texts, the most similar first: the similarity, and what pairs of tokens and pairs with a bias add to it."""
-    rows = [(place, each.value, each.of_tokens) for place, each in enumerate(found)]
+    rows = [(number_, each.value, each.of_tokens) for number_, each in enumerate(found, start=1)]
     table = pd.DataFrame(rows, columns=["number", "value", "tokens"])
     table["biases"] = table["value"] - table["tokens"]
     ranked = table.sort_values("value", ascending=False, kind="stable", ignore_index=True)
@@ -288,8 +293,8 @@ def _ranking(found: Sequence[_Similarity]) -> pd.DataFrame:
 
 def _ranked(found: Sequence[_Similarity], ranking: pd.DataFrame) -> Iterator[tuple[int, int, _Similarity]]:
     """The rank, the number and the parts of each pair, the most similar first."""
-    for rank, place in enumerate(ranking["number"].tolist(), start=1):
-        yield rank, place, found[place]
+    for rank, number_ in enumerate(ranking["number"].tolist(), start=1):
+        yield rank, number_, found[number_ - 1]
 
 
 def _words(found: Sequence[_Similarity]) -> pd.DataFrame:
@@ -325,10 +330,11 @@ def _coloured(found: Sequence[_Similarity], ranking: pd.DataFrame) -> ColouredTe
 
 
 def _said_of_several(found: Sequence[_Similarity], ranking: pd.DataFrame) -> str:
-    best = found[int(ranking["number"].iloc[0])]
-    text = cut(" ".join(best.tokens_b), _TITLE)
+    first = int(ranking["number"].iloc[0])
+    best = found[first - 1]
+    text = cut(as_text(best.tokens_b), _TITLE)
     pairs = counted(len(found), "pair")
-    return f"Of {pairs} of texts, the one with “{text}” has the largest {best.what}: {number(best.value)}."
+    return f"Of {pairs} of texts, number {first} (“{text}”) has the largest {best.what}: {number(best.value)}."
 
 
 def _summary(of: _Similarity) -> Summary:

@@ -30,6 +30,7 @@ from normscope.models.load.predictor import Predictor, last_of_text, masks_in
 from normscope.models.load.task_heads import Head
 from normscope.models.load.text_batches import tokens_of_prompt
 from normscope.models.stored.logit_meaning import LogitMeaning
+from normscope.results.token_labels import label
 from normscope.rounding import number
 
 
@@ -119,8 +120,8 @@ class PreparedTarget:
 
     head: PreTrainedModel | None
     """The model to run, if it is not the base model."""
-    evaluate: Callable[[HeldPass], tuple[Float[Tensor, "1"], str]]
-    """Returns the target's value and its description."""
+    evaluate: Callable[[HeldPass], tuple[Float[Tensor, " batch"], str]]
+    """Returns the target's value for each text of the pass, of the same length, and its description."""
     constant: Callable[[HeldPass], Float[Tensor, "1"]] = lambda passed: torch.zeros(1, device=passed.hidden.device)
     """What biases outside the model and its head add to the value: those of the modules that make an embedding."""
     is_linear: bool = True
@@ -158,7 +159,12 @@ def prepared(model: LoadedModel, batch: Batch, target: TokenTarget, against: str
         case _:
             own = target
             return PreparedTarget(
-                None, lambda passed: (_own_scalar(own, passed.returned), "the target"), is_linear=False
+                None,
+                lambda passed: (
+                    torch.cat([_own_scalar(own, passed.returned, text) for text in range(len(passed.returned))]),
+                    "the target",
+                ),
+                is_linear=False,
             )
 
 
@@ -240,17 +246,17 @@ def _answer(
 
     def name(number: int) -> str:
         if predictor.kind is not Head.CLASS:
-            return repr(predictor.name(number))
+            return repr(label(predictor.name(number)))
         return f"{'' if is_value else 'the class '}{predictor.name(number)}"
 
     def evaluate(passed: HeldPass) -> tuple[Tensor, str]:
-        logits = passed.output.logits[0] if position is None else passed.output.logits[0, position]
+        logits = passed.output.logits if position is None else passed.output.logits[:, position]
         answer, against = numbers
-        best = int(logits.argmax()) if answer is None else answer
+        best = int(logits[0].argmax()) if answer is None else answer
         described = f"{'value' if is_value else 'logit'} of {name(best)}"
         if against is None:
-            return logits[best][None], f"{described} {where}".rstrip()
-        return (logits[best] - logits[against])[None], f"{described} minus that of {name(against)} {where}".rstrip()
+            return logits[:, best], f"{described} {where}".rstrip()
+        return logits[:, best] - logits[:, against], f"{described} minus that of {name(against)} {where}".rstrip()
 
     return PreparedTarget(predictor.model, evaluate)
 
@@ -313,15 +319,17 @@ def _similarity(model: LoadedModel, batch: Batch, target: SimilarityTo) -> Prepa
     return PreparedTarget(None, evaluate, constant)
 
 
-def _own_scalar(target: Callable[[Tensor], object], hidden: Float[Tensor, "batch token model"]) -> Float[Tensor, "1"]:
-    """What a function of the user's returns for the last hidden vectors.
+def _own_scalar(
+    target: Callable[[Tensor], object], hidden: Float[Tensor, "batch token model"], text: int
+) -> Float[Tensor, "1"]:
+    """What a function of the user's returns for the last hidden vectors of a text.
 
     Raises:
         InputError: If it fails, or returns anything but a scalar that depends on them.
     """
     expected = "target: expected a function from the last hidden vectors (token, model) to a scalar tensor that depends on them"
     try:
-        value = target(hidden[0].clone())  # which it may change
+        value = target(hidden[text].clone())  # which it may change
         scalar = depends = False
         if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:
             scalar = True

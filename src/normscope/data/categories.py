@@ -89,6 +89,11 @@ class TokenCategories:
                 of_token[token_id] = CATEGORIES.index(category)
         return cls(of_token, frozenset(tokenizer.all_special_ids), names)
 
+    @property
+    def impossible(self) -> frozenset[str]:
+        """The categories of every run without a token of the vocabulary: many language models have no [CLS] and no [SEP]."""
+        return frozenset(name for number, name in enumerate(CATEGORIES) if not (self.of_token == number).any())
+
     def of_sequence(self, input_ids: np.ndarray, inherited: np.ndarray | None = None) -> np.ndarray:
         """The categories of a sequence's tokens.
 

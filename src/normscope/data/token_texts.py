@@ -1,12 +1,13 @@
 """How the tokens of a vocabulary are shown to people.
 
 A byte-level vocabulary writes bytes as characters (`åĮĹ` is 北), and SentencePiece writes those outside its vocabulary by
-number (`<0xE5>`). Here both are text again. The marks of words (`Ġ`, `▁`, `##`) stay.
+number (`<0xE5>`). Here both are text again. The marks of words (`Ġ`, `▁`, `##`) stay. Residues of a protein have their places.
 """
 
 import dataclasses
 import re
 from collections.abc import Callable, Iterable
+from functools import cached_property
 
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -18,6 +19,11 @@ BYTES = {chr(byte): bytes([byte]) for byte in _PRINTABLE} | {
 """The byte that each character of a byte-level vocabulary stands for."""
 _CHARACTERS = {byte[0]: character for character, byte in BYTES.items()}
 _SPACE = _CHARACTERS[ord(" ")]
+
+_BRACKETED = re.compile(r"<.+>|\[.+\]")
+"""Special tokens that a tokenizer does not declare, such as `<null_1>` or `[unused1]`."""
+_FEWEST_RESIDUES = 4
+"""The bases of nucleic acids."""
 
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _STRAY = re.compile("[\udc80-\udcff]+")
@@ -42,6 +48,40 @@ class TokenTexts:
     def of(self, ids: Iterable[int]) -> list[str]:
         """The shown form of each token."""
         return [self.shown(str(token)) for token in self._tokenizer.convert_ids_to_tokens([int(each) for each in ids])]
+
+    def of_sequence(self, ids: Iterable[int]) -> list[str]:
+        """The shown form of each token of a sequence; residues have their places, as biologists name them: `V3`, `K12`."""
+        ids = [int(each) for each in ids]
+        shown = self.of(ids)
+        if not self._residues:
+            return shown
+        place, labels = 0, []
+        for identifier, label in zip(ids, shown, strict=True):
+            is_residue = identifier in self._residues
+            # Special tokens are between chains; a masked residue keeps its place.
+            place = place + 1 if is_residue or identifier == self._tokenizer.mask_token_id else 0
+            labels.append(f"{label}{place}" if is_residue else label)
+        return labels
+
+    @cached_property
+    def _residues(self) -> frozenset[int]:
+        """The tokens of a vocabulary of residues or bases: one capital each, and nothing else but marks and special tokens.
+
+        A vocabulary of text has small letters, or tokens of several characters.
+        """
+        special = set(self._tokenizer.all_special_ids)
+        ordinary = {
+            token: number
+            for token, number in self._tokenizer.get_vocab().items()
+            if number not in special and not _BRACKETED.fullmatch(token)
+        }
+        letters = {token: number for token, number in ordinary.items() if token.isalpha()}
+        is_of_residues = (
+            len(letters) >= _FEWEST_RESIDUES
+            and all(len(token) == 1 for token in ordinary)
+            and all(token.isascii() and token.isupper() for token in letters)
+        )
+        return frozenset(letters.values()) if is_of_residues else frozenset()
 
     def shown(self, token: str) -> str:
         """The shown form of one token of the vocabulary."""

@@ -104,7 +104,7 @@ def unit_texts(
     """
     texts = TokenTexts(tokenizer)
     if units is None:
-        return tuple(texts.of(input_ids))
+        return tuple(texts.of_sequence(input_ids))
     special = set(map(str, tokenizer.all_special_tokens))
     members: list[list[str]] = [[] for _ in range(max(units) + 1)]
     for unit, token in zip(units, tokenizer.convert_ids_to_tokens(list(input_ids)), strict=True):

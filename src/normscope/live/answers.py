@@ -1,7 +1,7 @@
 """What each part of the live page shows, computed by the Python interface."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from normscope.api.attributed_maps import attribution_maps
 from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import rounding
 from normscope.api.decomposition import decompose
+from normscope.api.first_position import scores_of_first_position
 from normscope.api.similarities import Embedded, compared_texts, embedded_text
 from normscope.data.options import Level
 from normscope.errors import InputError
@@ -19,10 +20,13 @@ from normscope.live.request import Side
 from normscope.live.texts import Limit, Read, read, units_of
 from normscope.maths.choices import AttentionRule
 from normscope.models.load.loaded import LoadedModel
-from normscope.reporting.page.explorer import packed, pairs_payload, scaled
+from normscope.models.load.text_batches import batch_from_texts
+from normscope.models.stored.logit_meaning import LogitMeaning
+from normscope.reporting.page.explorer import packed, packed_maps, pairs_payload
 from normscope.results.maps import TokenMap
 from normscope.results.result import Result
-from normscope.rounding import brief_share, counted, number, percentage
+from normscope.results.token_labels import label, labels
+from normscope.rounding import begun, brief_share, counted, number, percentage
 
 _LARGEST = 1_500_000
 """Values of token maps in one answer, about 3 MB; single heads are left out beyond it."""
@@ -36,11 +40,13 @@ _STRONGEST = 8
 """Heads that are named."""
 _SINK = 0.3
 """The share of the weight of later tokens from which the first token of a causal model is a sink."""
+_FIRST_POSITION = "the first position, whatever the word"
 _RULES = {
-    AttentionRule.held: "Gradient × input of the model with its attention weights, norms and slopes held fixed: the scores of "
-    "all tokens, with the biases, add up to the value.",
-    AttentionRule.through: "Norms and slopes are held fixed; attention weights are followed to queries and keys as well. The "
-    "scores of all tokens, with the biases and the remainder, which is what softmaxes absorb, add up to the value.",
+    AttentionRule.held: "Gradient × input, with the attention weights, the deviations of normalisations and the slopes of "
+    "activation functions held at their values for this text: the scores of all tokens, with the biases, add up to the value.",
+    AttentionRule.through: "Gradient × input, with the deviations of normalisations and the slopes of activation functions "
+    "held at their values for this text; attention weights are followed to queries and keys as well. The scores of all tokens, "
+    "with the biases and the remainder, which is what softmaxes absorb, add up to the value.",
 }
 """How scores are made, by what they do with attention weights."""
 
@@ -87,6 +93,7 @@ class Answers:
             "text": typed.text,
             "notes": notes,
             "tokens": maps.queries,
+            "labels": labels(maps.queries),
             "places": units.places,
             "roles": units.roles,
             "layers": maps.layers,
@@ -123,7 +130,7 @@ class Answers:
         Args:
             side: The text and the model.
             target: The answer that is attributed; empty for the most likely one.
-            against: The answer that is subtracted; empty for none, or for the second one if there is no target either.
+            against: The answer that is subtracted; empty for the likeliest other one, where one answer excludes the others.
             level: Whether scores are those of tokens or words.
 
         Raises:
@@ -135,6 +142,7 @@ class Answers:
         answer: dict[str, Any] = {
             "what": found.what,
             "choices": found.choices,
+            "labels": {name: label(name) for name, _ in found.choices},
             "meaning": str(found.meaning),
             "target": target or next((name for name, _ in found.choices), ""),
         }
@@ -148,29 +156,24 @@ class Answers:
             if target:  # which may be what is wrong
                 raise
             return answer | {"note": str(error)}
-        said, of_tokens = str(parts.sentences[0]), parts.table
-        whole = parts.metrics["target"] if callable(aim) else 1.0
+        whole, tokens = _whole(parts, aim), parts.table["token"].tolist()
         value, bias, remainder = (parts.metrics[name] / whole for name in ("target", "bias", "remainder"))
-        scores = of_tokens["value"].to_numpy() / whole
-        if callable(aim):  # along the direction of an embedding, as shares of its length
-            said = _said_of_shares(scores, bias, remainder)
-
-        def weight_of_first() -> float:
-            return turn.kept(
-                ("sink", side), lambda: _weight_of_first(*decompose(model, given, measures=["attn_w"]).maps)
-            )
-
+        scores = parts.table["value"].to_numpy() / whole
+        said = _said_of_shares(scores, bias, remainder) if callable(aim) else str(parts.sentences[0])
+        first = self._first_position(side, parts, aim, found.answer(against), turn)
+        if first is not None:
+            scores[0] -= first["value"]
         return answer | {
             "sum": said,
             "rule": _RULES[self.attention],
             "value": value,
-            "tokens": of_tokens["token"].tolist(),
+            "tokens": labels(tokens),
             "scores": _rounded(scores),
+            "row": None if model.facts.reads_target else _row(model, given, level, found, scores),
+            "is_read_there": found.position is not None,
             "bias": bias,
             "remainder": remainder,
-            "sink": _said_of_sink(of_tokens["token"].iloc[0], float(scores[0]), weight_of_first)
-            if level is Level.token and model.causal
-            else "",
+            "first": first,
         }
 
     def heads(self, side: Side, target: str, against: str, _turn: Turn) -> dict[str, Any]:
@@ -186,8 +189,7 @@ class Answers:
         found = prediction_of(model, given)
         aim, against = _aimed(found, target, against)
         parts = attribute(model, given, aim, against=found.answer(against), by=["layer", "head"])
-        whole = parts.metrics["target"] if callable(aim) else 1.0
-        heads = parts.tables["heads"].assign(value=parts.tables["heads"]["value"] / whole)
+        heads = parts.tables["heads"].assign(value=parts.tables["heads"]["value"] / _whole(parts, aim))
         grid = heads.pivot_table(index="layer", columns="head", values="value").fillna(0.0)
         return {
             "layers": grid.index.tolist(),
@@ -221,6 +223,37 @@ class Answers:
         (shown,) = pairs_payload(found.explorer().pairs)
         return dict(shown)
 
+    def _first_position(
+        self, side: Side, parts: Result, aim: Any, against: str | int | None, turn: Turn
+    ) -> dict[str, Any] | None:
+        """What the first position of a causal model adds whatever the word in it, as a row beside those of tokens.
+
+        Args:
+            parts: What each token of the text adds.
+            aim: What is attributed.
+            against: The number of what is subtracted.
+
+        Returns:
+            None if the position is no attention sink, or what neutral tokens add there is not known.
+        """
+        model = self._model(side)
+        if not model.causal:
+            return None
+        given = self._read(model, side).given
+        weight = turn.kept(("sink", side), lambda: _weight_of_first(*decompose(model, given, measures=["attn_w"]).maps))
+        if weight < _SINK:
+            return None
+        token, score, whole = parts.table["token"].iloc[0], float(parts.table["value"].iloc[0]), _whole(parts, aim)
+        found = scores_of_first_position(model, given, score, aim, against, str(self.attention))
+        if not found:
+            return None
+        neutral = {name: each / whole for name, each in found.items()}
+        return {
+            "value": float(np.mean([*neutral.values()])),
+            "name": _FIRST_POSITION,
+            "said": _said_of_first_position(token, score / whole, neutral, weight),
+        }
+
     def _through(self, side: Side, level: Level, methods: Sequence[str]) -> dict[str, Any]:
         model = self._model(side)
         given = self._read(model, side).given
@@ -236,14 +269,29 @@ class Answers:
         return self.models[side.model - 1]
 
 
+def _row(model: LoadedModel, given: Any, level: Level, found: Prediction, scores: np.ndarray) -> int:
+    """The token (or word) that the answer is read from; if it is read from several, the one that adds most."""
+    if found.position is None:
+        return int(scores.argmax())
+    return int(batch_from_texts(model, given, level).unit_numbers[found.position])
+
+
 def _aimed(found: Prediction, target: str, against: str) -> tuple[Any, str]:
-    """What is attributed, and the answer that is subtracted; empty for none."""
-    return found.aimed_at(target) if target else found.target, against or _unless_asked(found, target)
+    """What is attributed, and the answer that is subtracted; empty for none.
+
+    Where one answer excludes the others, another is always subtracted, the likeliest unless one is asked for: all answers share
+    most of a logit, which would seem to come from the first token of a causal model.
+    """
+    name = target or next((name for name, _ in found.choices), "")
+    aim = found.aimed_at(name) if name else found.target
+    if against or found.meaning is not LogitMeaning.softmax:
+        return aim, against
+    return aim, next((other for other, _ in found.choices if other != name), "")
 
 
-def _unless_asked(found: Prediction, target: str) -> str:
-    """What an answer is compared with if none was asked for, as in `explain`: the second, where one excludes the other."""
-    return "" if target or found.runner_up is None else found.choices[1][0]
+def _whole(parts: Result, aim: Any) -> float:
+    """What parts are shares of: an embedding's own length; 1 for anything else."""
+    return float(parts.metrics["target"]) if callable(aim) else 1.0
 
 
 def _said_of_shares(scores: np.ndarray, bias: float, remainder: float) -> str:
@@ -258,15 +306,25 @@ def _weight_of_first(maps: TokenMap) -> float:
     return float(weights.mean()) if weights.size else 0.0
 
 
-def _said_of_sink(token: str, score: float, weight_of_first: Callable[[], float]) -> str:
-    """Why the first token of a causal model stands apart; empty unless later tokens give it much of their attention weight."""
-    weight = weight_of_first()
-    if weight < _SINK:
-        return ""
-    return (
-        f"The first token, {token}, adds {number(score, signed=True)}. It stands apart because it is an attention sink: "
-        f"later tokens give it {brief_share(weight)} of their attention weight."
-    )
+def _said_of_first_position(token: str, score: float, neutral: Mapping[str, float], weight: float) -> str:
+    """What of the first token's score is its position's and what the word's, and why the position adds anything.
+
+    Args:
+        token: The first token.
+        score: What it adds.
+        neutral: What neutral tokens add there; see `scores_of_first_position`.
+        weight: The share of their attention weight that later tokens give to it.
+    """
+    value = float(np.mean([*neutral.values()]))
+    if token in neutral and len(neutral) == 1:
+        parts = f"{begun(_FIRST_POSITION)}, adds {number(value, signed=True)}: {token} is no word."
+    else:
+        measured = ", ".join(f"{number(each, signed=True)} with “{label(name)}”" for name, each in neutral.items())
+        parts = (
+            f"Of the {number(score, signed=True)} that the first token adds, {number(value, signed=True)} is its position’s, "
+            f"whatever the word ({measured} in place of it), and {number(score - value, signed=True)} is {label(token)}’s."
+        )
+    return f"{parts} The position is an attention sink: later tokens give it {brief_share(weight)} of their attention weight."
 
 
 def _maps_up_to(
@@ -284,7 +342,7 @@ def _maps_up_to(
         return {name: each for found, _ in alone for name, each in found.items()}, [
             reason for _, reasons in alone for reason in reasons
         ]
-    return {name: scaled(values) for name, values in maps.maps[0].maps.items()}, []
+    return packed_maps(maps.maps[0]), []
 
 
 def _mixing(decomposed: Result) -> dict[str, Any]:
@@ -293,7 +351,8 @@ def _mixing(decomposed: Result) -> dict[str, Any]:
     return {
         "methods": list(by_method),
         "ratios": [
-            [_rounded(layer["ratio"].to_numpy()) for _, layer in rows.groupby("layer")] for rows in by_method.values()
+            [_rounded(layer) for layer in rows.pivot(index="layer", columns="position", values="ratio").to_numpy()]
+            for rows in by_method.values()
         ],
     }
 

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from normscope.errors import InputError, escaped, one_line
 from normscope.live.session import Session
 from normscope.live.texts import Limit, as_given, count_of
@@ -70,16 +68,18 @@ def _print(name: str, prediction: Mapping[str, Any]) -> None:
     for choice, value in prediction["choices"][:_CHOICES]:
         is_value = prediction["meaning"] == LogitMeaning.value
         written = number(value, signed=True) if is_value else f"{number(100 * value)}%"
-        print(f"  {written:>8}  {escaped(choice)}")
+        print(f"  {written:>8}  {escaped(prediction['labels'][choice])}")
     print(f"\n{wrapped(escaped(prediction['sum']))}\n")
     print("The tokens that add the most to it or, below 0, take the most from it:")
-    scores, sink = np.array(prediction["scores"]), prediction["sink"]
-    sizes = np.abs(scores)
-    order = [at for at in np.argsort(-sizes, kind="stable") if at or not sink][:_STRONGEST]
-    largest = max((float(sizes[at]) for at in order), default=0.0) or 1.0
-    shown = {at: escaped(prediction["tokens"][at]) for at in order}
-    width = max(map(len, shown.values()), default=0)
-    for at in order:
-        bar = "█" * round(20 * float(sizes[at]) / largest)
-        print(f"  {number(float(scores[at]), signed=True):>9}  {shown[at]:<{width}}  {bar}")
-    print(f"\n{wrapped(escaped(sink))}\n" if sink else "")
+    rows = [*zip(prediction["tokens"], prediction["scores"], strict=True)]
+    strongest = sorted((row for row in rows if row[1]), key=lambda row: -abs(row[1]))[:_STRONGEST]
+    first = prediction["first"]
+    if first:
+        strongest.append((first["name"], first["value"]))
+    largest = max((abs(score) for _, score in strongest), default=0.0) or 1.0
+    shown = [(escaped(name), score) for name, score in strongest]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, score in shown:
+        bar = "█" * round(20 * abs(score) / largest)
+        print(f"  {number(score, signed=True):>9}  {name:<{width}}  {bar}")
+    print(f"\n{wrapped(escaped(first['said']))}\n" if first else "")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.api.targets import Label, MaskedToken, NextToken, Target
@@ -13,7 +13,7 @@ from normscope.attribution.embeddings import embedding
 from normscope.attribution.readouts import EmbeddingReadout
 from normscope.errors import InputError
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.predictor import PREDICTED, Predictor, masks_in
+from normscope.models.load.predictor import PREDICTED, Predictor, last_of_text, masks_in
 from normscope.models.load.task_heads import Head
 from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.stored.logit_meaning import LogitMeaning
@@ -33,9 +33,8 @@ class Prediction:
     """What is attributed: the first of them."""
     meaning: LogitMeaning = LogitMeaning.softmax
     """What the numbers of the choices are."""
-    runner_up: int | None = None
-    """The number of the second answer, if one excludes the other: what the first is compared with to say why it is the first.
-    Most of a logit is shared by all answers."""
+    position: int | None = None
+    """The token whose vector the answer is read from, from 0; None if it is read from several."""
 
     numbers: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """The numbers of the choices. The name of a token may also be a text that becomes another one."""
@@ -75,13 +74,14 @@ def prediction_of(model: LoadedModel, text: Any, count: int = _CHOICES, also: Se
 
 
 def _prediction(model: LoadedModel, text: Any, count: int, also: Sequence[str]) -> Prediction:
-    inputs = batch_from_texts(model, text).to(model.device).model_inputs()
+    batch = batch_from_texts(model, text).to(model.device)
+    inputs = batch.model_inputs()
     if model.facts.reads_target:
         if model.translator is None:
             raise InputError(f"model: {model.name} has no weights of a translator; set model.stack=encoder")
         return Prediction("the next token of the translation", [], NextToken())
-    has_mask = bool(masks_in(model.tokenizer, inputs["input_ids"]).any())
-    predictor = Predictor.of(model, [kind for kind in PREDICTED if has_mask or kind is not Head.MASKED_TOKEN])
+    masks = masks_in(model.tokenizer, inputs["input_ids"])[0].nonzero().flatten().tolist()
+    predictor = Predictor.of(model, [kind for kind in PREDICTED if masks or kind is not Head.MASKED_TOKEN])
     if predictor is None:
         return Prediction("embedding", [], _own_embedding(model))
     with torch.inference_mode():
@@ -96,9 +96,21 @@ def _prediction(model: LoadedModel, text: Any, count: int, also: Sequence[str]) 
         [(predictor.name(number), float(read[number])) for number in likely],
         _TARGETS[predictor.kind],
         predictor.meaning,
-        likely[1] if predictor.meaning is LogitMeaning.softmax and len(likely) > 1 else None,
+        _read_at(predictor, batch.input_ids, batch.token_mask, masks),
         numbers,
     )
+
+
+def _read_at(
+    predictor: Predictor, ids: Int[Tensor, "1 token"], tokens: Bool[Tensor, "1 token"], masks: Sequence[int]
+) -> int | None:
+    """The token that the targets of `_TARGETS` read their answer from."""
+    match predictor.kind:
+        case Head.NEXT_TOKEN:
+            return int(last_of_text(ids, tokens, predictor.ending)[0])
+        case Head.MASKED_TOKEN:
+            return masks[0]
+    return None
 
 
 _TARGETS: Mapping[Head, Target] = {

@@ -64,7 +64,7 @@ class State:
     target: Short = ""
     """The answer that is attributed; empty for the most likely one."""
     against: Short = ""
-    """The answer that is subtracted; empty for none."""
+    """The answer that is subtracted; empty for the likeliest other one, where one answer excludes the others."""
 
     @property
     def sides(self) -> tuple[Side, ...]:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from normscope.reporting.figures.profiles import profiles
 from normscope.reporting.figures.scatter import scatter
 from normscope.reporting.figures.style import points, styled
 from normscope.reporting.figures.word_maps import word_maps
-from normscope.reporting.options import PAGE, SCREEN, Appearance, FigureOptions, appearance
+from normscope.reporting.options import ENLARGED, PAGE, SCREEN, SLIDE, Appearance, FigureOptions, appearance
 from normscope.reporting.palette import ON_PAGE
 from normscope.results.figures import (
     ColouredText,
@@ -44,6 +45,9 @@ _LONGEST_SIDE = 65_000
 """Pixels: matplotlib refuses sides of 65,536."""
 _MOST_PIXELS = 150_000_000
 """0.6 GB while the file is written."""
+_WIDER = (1.2, 1.5, 2.0)
+"""How much wider than a slide a figure may be laid out that would be too tall."""
+_POINTS = re.compile(rb"(?<=\")([\d.]+)pt")
 _SCREEN_DPI = 150
 """Pixels per inch of the clouds of points on a page."""
 
@@ -85,8 +89,10 @@ def save(figure: Figure, path: str | Path, look: Mapping[str, Any]) -> None:
 def drawn(figure: Figure, formats: Sequence[str], look: Appearance = DEFAULT) -> list[bytes]:
     """The contents of a figure's files, one in each format: png, svg, pdf and others that matplotlib writes."""
     with styled(), _without_date():
-        canvas = laid_out(figure, look.width, caption=look.caption)
-        return [_saved(canvas, extension, look, _metadata(extension, figure)) for extension in formats]
+        canvas, enlarged = (
+            _for_a_slide(figure) if look.slide else (laid_out(figure, look.width, caption=look.caption), 1.0)
+        )
+        return [_saved(canvas, extension, look, _metadata(extension, figure), enlarged) for extension in formats]
 
 
 def figure_files(figures: Mapping[str, Figure], look: Appearance = DEFAULT) -> Iterator[tuple[str, bytes]]:
@@ -104,10 +110,38 @@ def png(figure: Figure, look: Appearance = NOTEBOOK) -> bytes:
         return _saved(laid_out(figure, look.width, caption=look.caption), "png", look, {})
 
 
-def _saved(canvas: Canvas, extension: str, look: Appearance, about: dict[str, Any]) -> bytes:
+def _for_a_slide(figure: Figure) -> tuple[Canvas, float]:
+    """The drawing, as wide as lets it be largest on a slide, and how much larger it is there.
+
+    A figure that would be too tall at the width of a slide is drawn wider, with more panels beside each other.
+    """
+    across, down = SLIDE
+    best, scale = None, 0.0
+    for wider in (1.0, *_WIDER):
+        canvas = laid_out(figure, wider * across, caption=False)
+        width, height = map(float, canvas.get_size_inches())
+        fits = min(across / width, down / height)
+        if fits > scale:
+            best, scale = canvas, fits
+        if fits * wider > 0.99:  # no narrower than the slide: wider would only be smaller
+            break
+    assert best is not None
+    return best, scale * ENLARGED
+
+
+def _saved(canvas: Canvas, extension: str, look: Appearance, about: dict[str, Any], enlarged: float = 1.0) -> bytes:
+    """The contents of a file. Pixels and SVG are enlarged; LaTeX includes a PDF at the width that it is given."""
     stream = io.BytesIO()
-    canvas.savefig(stream, format=extension, dpi=_resolution(canvas, look.dpi), metadata=about)
-    return stream.getvalue()
+    resolution = _resolution(canvas, look.dpi * enlarged)
+    size: dict[str, Any] = {"pil_kwargs": {"dpi": (resolution / enlarged,) * 2}} if extension == "png" else {}
+    canvas.savefig(stream, format=extension, dpi=resolution, metadata=about, **size)
+    return _larger(stream.getvalue(), enlarged) if extension == "svg" else stream.getvalue()
+
+
+def _larger(content: bytes, times: float) -> bytes:
+    """An SVG of another size, whose coordinates stay."""
+    start, end, rest = content.partition(b"viewBox")
+    return _POINTS.sub(lambda size: b"%.6gpt" % (float(size[1]) * times), start) + end + rest if times != 1 else content
 
 
 @contextlib.contextmanager
@@ -130,7 +164,7 @@ def svg(figure: Figure, width: float = SCREEN) -> str:
     return stream.getvalue()
 
 
-def _resolution(canvas: Canvas, dpi: int) -> float:
+def _resolution(canvas: Canvas, dpi: float) -> float:
     """Pixels per inch, fewer for a canvas so large that matplotlib or the memory would not do."""
     width, height = canvas.get_size_inches()
     return float(min(dpi, _LONGEST_SIDE / max(width, height), (_MOST_PIXELS / (width * height)) ** 0.5))

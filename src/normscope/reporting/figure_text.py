@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import Formatter, LogLocator, NullFormatter
@@ -12,6 +13,7 @@ from matplotlib.ticker import Formatter, LogLocator, NullFormatter
 from normscope.errors import cut, visible
 from normscope.results.codes import category_name
 from normscope.results.figures import Figure, Heatmaps, Lines, Profiles, Scatter, WordMaps
+from normscope.results.token_labels import label
 from normscope.rounding import number, power_of_ten
 
 D = TypeVar("D", bound=Figure)
@@ -21,8 +23,8 @@ _LONGEST_LABEL = 40
 
 
 def word_label(word: str) -> str:
-    """A word as a label, shortened if long."""
-    return cut(word, _LONGEST_LABEL)
+    """A word or a token as a label, shortened if long."""
+    return cut(label(word), _LONGEST_LABEL)
 
 
 def with_visible_text(figure: D) -> D:
@@ -90,6 +92,8 @@ def profile_titles(figure: Profiles) -> dict[Any, str]:
 
 
 def _missing(figure: Figure) -> str:
+    if isinstance(figure, WordMaps) and figure.table[figure.value].isna().any():
+        return "Hatched: the row cannot see the token of the column."
     if not isinstance(figure, Heatmaps):
         return ""
     cells = figure.table[figure.row].nunique() * figure.table[figure.column].nunique()
@@ -138,11 +142,15 @@ _DIGITS_OF_TICKS = 1
 
 
 class _Ticks(LogLocator):
-    """Powers of ten; 1, 2 and 5 times them if the axis spans less than two."""
+    """Powers of ten; 1, 2 and 5 times them if the axis spans less than two; all digits if only one of these is on it."""
 
     def tick_values(self, vmin: float, vmax: float) -> Any:
         low, high = sorted((vmin, vmax))
         self.set_params(subs=(1.0,) if high / max(low, 1e-300) >= _DECADES else (1.0, 2.0, 5.0))
+        ticks = np.asarray(super().tick_values(vmin, vmax))
+        if high / max(low, 1e-300) >= _DECADES or ((ticks >= low) & (ticks <= high)).sum() > 1:
+            return ticks
+        self.set_params(subs=tuple(map(float, range(1, 10))))
         return super().tick_values(vmin, vmax)
 
 

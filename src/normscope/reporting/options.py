@@ -97,11 +97,11 @@ class FigureFormat(enum.StrEnum):
 
 def _is_width(width: str | int | float) -> bool:
     if isinstance(width, str | bool):
-        return width in ("column", "page")
+        return width in ("column", "page", "slide")
     return NARROWEST_FIGURE <= width <= WIDEST_FIGURE
 
 
-_WIDTH = Expected(f"column, page or {NARROWEST_FIGURE} to {WIDEST_FIGURE} inches", _is_width)
+_WIDTH = Expected(f"column, page, slide or {NARROWEST_FIGURE} to {WIDEST_FIGURE} inches", _is_width)
 
 
 @dataclass
@@ -111,7 +111,8 @@ class FigureOptions(Options):
     format: SomeOf[FigureFormat] = field(default_factory=[FigureFormat.png, FigureFormat.svg].copy)
     """File formats: some of `png`, `svg` and `pdf`, as in `[pdf,png]`."""
     width: Annotated[str | int | float, _WIDTH] = "page"
-    """`page` (6.9 inches, both columns of a paper), `column` (3.35 inches), or a number of inches."""
+    """`page` (6.9 inches, both columns of a paper), `column` (3.35 inches), `slide` (as large as fits below the title of a
+    slide of 13.3 × 7.5 inches, without the caption), or a number of inches."""
     caption: bool = True
     """Whether to write the caption below the panels; otherwise, it is written to a text file beside the figure."""
     dpi: Annotated[int, Field(ge=LOWEST_DPI, le=HIGHEST_DPI)] = 200
@@ -135,6 +136,11 @@ PAGE = 6.9
 COLUMN = 3.35
 """Inches: the width of a figure in one column of a paper."""
 
+SLIDE = (5.7, 2.9)
+"""Inches: what there is room for below the title of a slide of LaTeX's beamer (16 × 9 cm), whose text has a figure's size."""
+ENLARGED = 2.1
+"""How much larger the slides of other programs are (13.3 × 7.5 inches), and so the files that they read."""
+
 SCREEN = 4.0
 """Inches: the width of a figure on a page, whose text can be read on a phone and beside another figure on a desk."""
 ACROSS = 8.0
@@ -153,14 +159,18 @@ class Appearance:
     """Pixels per inch of PNG files, and of clouds of points in other files."""
     formats: Sequence[str] = ("png", "svg")
     """Extensions of the files of a run."""
+    slide: bool = False
+    """Whether figures are for a slide, which decides their size instead of the width."""
 
 
 def appearance(options: FigureOptions) -> Appearance:
     """The appearance that the config asks for."""
-    named = {"page": PAGE, "column": COLUMN}
+    named = {"page": PAGE, "column": COLUMN, "slide": SLIDE[0]}
+    slide = options.width == "slide"
     return Appearance(
         width=named[options.width] if isinstance(options.width, str) else float(options.width),
-        caption=options.caption,
+        caption=options.caption and not slide,
         dpi=options.dpi,
         formats=[str(name) for name in options.format],
+        slide=slide,
     )

@@ -3,23 +3,23 @@
 import re
 
 METHODS = {
-    "attn_w": "Attn-W: weights",
-    "attn_n": "Attn-N: vectors",
-    "attnres_w": "AttnRes-W: weights + residual",
-    "attnres_n": "AttnRes-N: vectors + residual",
-    "attnresln_n": "AttnResLn-N: the attention block",
+    "attn_w": "attention weights (Attn-W)",
+    "attn_n": "weighted vectors (Attn-N)",
+    "attnres_w": "weights + residual (AttnRes-W)",
+    "attnres_n": "vectors + residual (AttnRes-N)",
+    "attnresln_n": "attention block (AttnResLn-N)",
 }
-"""Titles of the five methods of mixing ratios."""
+"""Titles of the five methods of mixing ratios: in plain words, with the paper's names in brackets."""
 
 SPECIAL_TOKENS = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 """The papers' names of categories of special tokens."""
 
 STEPS = {
-    "ff": "FF: the network",
-    "res": "RES: its residual connection",
-    "ln": "LN: its normalisation",
-    "ff+res": "FF and RES",
-    "ff+res+ln": "FF, RES and LN",
+    "ff": "feed-forward network (FF)",
+    "res": "residual connection (RES)",
+    "ln": "normalisation (LN)",
+    "ff+res": "network and residual (FF, RES)",
+    "ff+res+ln": "network, residual and normalisation (FF, RES, LN)",
 }
 """Titles of the steps after the attention block."""
 
@@ -32,6 +32,7 @@ _SYMBOLS = {
     "min_cv": "smallest coefficient of variation",
 }
 
+_IN_PAPER = re.compile(r" \(([^()]*)\)")
 _QUOTED = re.compile(r"`([^`]*)`")
 _CODES = METHODS | SPECIAL_TOKENS | _SYMBOLS | STEPS
 
@@ -39,6 +40,17 @@ _CODES = METHODS | SPECIAL_TOKENS | _SYMBOLS | STEPS
 def category_name(category: str) -> str:
     """A category of tokens in a sentence or figure: `[CLS]`; categories of other tokens keep their names."""
     return SPECIAL_TOKENS.get(category, category)
+
+
+def plain(title: str) -> str:
+    """A method's title without its paper's name: `attention block`."""
+    return _IN_PAPER.sub("", title)
+
+
+def bracketed(title: str) -> str:
+    """A method's title in brackets, of which there is one pair: `(attention block, AttnResLn-N)`."""
+    flat = _IN_PAPER.sub(r", \1", title)
+    return f"({flat})"
 
 
 def in_words(code: str) -> str:
@@ -49,3 +61,9 @@ def in_words(code: str) -> str:
 def in_prose(text: str) -> str:
     """A declaration's text with words for the codes that it quotes."""
     return _QUOTED.sub(lambda code: in_words(code[1]), text)
+
+
+def panel_title(panel: str) -> str:
+    """The title of a panel, with the category that may end it as papers write it: `α, summed over keys, [CLS]`."""
+    start, comma, category = panel.rpartition(", ")
+    return f"{start}{comma}{category_name(category)}"

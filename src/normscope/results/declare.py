@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from normscope.results.codes import in_words
+from normscope.results.codes import bracketed, in_words, plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,8 +19,6 @@ Kind = Literal["number", "text", "truth", "whole"]
 """What the cells of a column hold: decimal numbers, text, true or false, or whole numbers."""
 
 _PLACEHOLDER = re.compile(r"<(\w+)>")
-_EXPLANATION = re.compile(r": [^,]*")
-"""The explanation after an abbreviation in the title of a method."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +185,7 @@ class Panel:
     """How a number or a curve is shown: in words, or as a panel of a figure."""
 
     title: str
-    """What distinguishes it from others with the same label, such as `AttnResLn-N: the attention block`; else empty."""
+    """What distinguishes it from others with the same label, such as `attention block (AttnResLn-N)`; else empty."""
     label: str
     """The measure: the label of the y-axis. Empty if no analysis describes it; the title is then its name."""
 
@@ -198,14 +196,14 @@ class Panel:
 
     @property
     def words(self) -> str:
-        """The measure in words: `mixing ratio (AttnResLn-N: the attention block)`."""
+        """The measure in words: `mixing ratio (attention block, AttnResLn-N)`."""
         label = unitless(self.label)
-        return f"{label} ({self.title})" if label and self.title else label or self.title
+        return f"{label} {bracketed(self.title)}" if label and self.title else label or self.title
 
     @property
     def short_words(self) -> str:
-        """The measure in words, with only a method's abbreviation: `mixing ratio (AttnResLn-N)`."""
-        return dataclasses.replace(self, title=_EXPLANATION.sub("", self.title)).words
+        """The measure in words, without the paper's name of its method: `mixing ratio (attention block)`."""
+        return dataclasses.replace(self, title=plain(self.title)).words
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,6 +96,8 @@ class Lines:
     """Whether x counts training steps, on a logarithmic axis that has room for step 0."""
     leading: str = ""
     """The line that the figure is about, which is the strongest; empty if all are equal."""
+    behind: Sequence[str] = ()
+    """Lines that the figure is not about, which are thin and grey."""
 
     def __post_init__(self) -> None:
         if self.series_titles is not None:
@@ -241,6 +243,10 @@ class WordMaps:
     """Decimals of the values that are written into the cells; None writes none."""
     measure: str = ""
     """What all cells add up to, if the rows and columns are those of a `TextPair`; pages then show it as an interactive map."""
+    number: int = 0
+    """That of the `TextPair`."""
+    value_label: str = ""
+    """What the colours mean; by default what `measure` says, or else the titles of the panels do."""
 
     def values_of(self, panel: str) -> pd.DataFrame:
         """The matrix of a panel."""
@@ -292,6 +298,8 @@ class TextPair:
     """The last row and column are those of the biases."""
     measure: str = "cosine similarity"
     """What all cells add up to."""
+    number: int = 0
+    """The number of the second text among those that are compared with the first one, from 1; 0 if there are no others."""
 
     @classmethod
     def of(cls, figure: WordMaps) -> "TextPair":
@@ -303,7 +311,7 @@ class TextPair:
             rows.drop_duplicates(number).sort_values(number)[label].tolist()[:-1]
             for number, label in ((figure.row, figure.row_label), (figure.column, figure.column_label))
         )
-        return cls(title, tokens_a, tokens_b, matrix.to_numpy(dtype=float), figure.measure)
+        return cls(title, tokens_a, tokens_b, matrix.to_numpy(dtype=float), figure.measure, figure.number)
 
     @property
     def table(self) -> pd.DataFrame:
@@ -334,6 +342,7 @@ class TextPair:
             column="b",
             column_label="token_b",
             measure=self.measure,
+            number=self.number,
             # Biases belong to no word, and would often make all other cells look pale.
             largest=float(np.abs(self.matrix[:-1, :-1]).max()) or 1.0,
             caption=(

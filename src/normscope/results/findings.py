@@ -1,8 +1,10 @@
 """Findings in words and numbers: sentences, and the summaries that are printed."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,19 @@ from normscope.errors import InputError
 from normscope.results.text_table import text_table, written
 from normscope.streams import WIDTH
 
+_PLACES = {"text": int, "layer": int, "head": int, "token": int, "category": str}
+"""What the parts of `Sentence.place` are."""
+
 
 class Sentence(str):
     """A finding in words, with the names of the figure and the table that show it.
 
     Reports link a finding to both. A plain string is a finding without links.
+
+    The effect of a finding is the difference that it states between two numbers of one measure (with and without something,
+    vectors beside weights, a number beside that of chance), as a share of the largest difference that the measure's range
+    allows. It is in [0, 1] whatever is measured, so findings of all analyses have one scale. A difference that the texts do not
+    tell from 0 has no effect: one whose 95% interval contains 0.
     """
 
     figure: str
@@ -26,7 +36,12 @@ class Sentence(str):
     surprising: bool
     """Whether it contradicts what attention weights suggest, or what one would expect."""
     effect: float
-    """The size of the difference that it states, as a share of the largest possible one; 0 if it states none."""
+    """The size of the difference that it states, in [0, 1]; 0 if it states none, or none that is detectable."""
+    interval: tuple[float, float] | None
+    """The ends of the difference's 95% interval over texts, in the same unit; None if texts were not compared."""
+    place: Mapping[str, Any]
+    """Where in the token maps it is: `layer` and `head` from 1, `category` of the keys, `text` from 1 and, in it, the row
+    `token` from 0; empty if it names none of them."""
     analysis: str
     """The analysis that the finding is from; empty while the sentence is still among that analysis's own results."""
 
@@ -39,12 +54,23 @@ class Sentence(str):
         measure: str = "",
         surprising: bool = False,
         effect: float = 0.0,
+        place: Mapping[str, Any] = MappingProxyType({}),
+        interval: Sequence[float] | None = None,
         analysis: str = "",
     ) -> "Sentence":
-        """The text, with the names of the figure and the table that show it."""
+        """The text, with the names of the figure and the table that show it.
+
+        Args:
+            effect: The difference, as a share of the largest possible one; its sign does not count.
+            interval: The ends of its interval; NaN if it has none.
+        """
         sentence = super().__new__(cls, text)
         sentence.figure, sentence.table, sentence.measure = figure, table, measure
-        sentence.surprising, sentence.effect, sentence.analysis = surprising, effect, analysis
+        sentence.surprising, sentence.analysis = surprising, analysis
+        low, high = interval or (math.nan, math.nan)
+        sentence.interval = None if math.isnan(low) or math.isnan(high) else (float(low), float(high))
+        sentence.effect = 0.0 if low <= 0 <= high else min(abs(float(effect)), 1.0)
+        sentence.place = dict(place)
         return sentence
 
     @classmethod
@@ -60,11 +86,14 @@ class Sentence(str):
             InputError: If the content is not a sentence.
         """
         try:
-            return cls(**content)
-        except TypeError as error:
+            sentence = cls(**content)
+            if not all(isinstance(value, _PLACES[name]) for name, value in sentence.place.items()):
+                raise TypeError("a place in token maps is damaged")
+            return sentence
+        except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path}: expected sentences, got something else") from error
 
-    def but(self, text: str | None = None, **links: str) -> "Sentence":
+    def but(self, text: str | None = None, **links: Any) -> "Sentence":
         """The sentence with another text, or with other links."""
         return Sentence(str(self) if text is None else text, **{**vars(self), **links})
 

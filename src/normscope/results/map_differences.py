@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -11,6 +11,7 @@ import pandas as pd
 from normscope.results.findings import Sentence
 from normscope.results.maps import SIGNED_MEASURES, TARGET_MEASURES, TITLES, TokenMap, shares_of_rows
 from normscope.results.result import Result
+from normscope.results.token_labels import label
 from normscope.rounding import number, percentage
 
 CHANGES = "map_changes"
@@ -86,33 +87,36 @@ def differences_of_maps(results: Sequence[Result], labels: Iterable[str]) -> Res
     maps: list[TokenMap] = []
     tables: list[pd.DataFrame] = []
     sentences: list[Sentence] = []
-    for label, result in others:
+    for name, result in others:
         for text, (later, before) in enumerate(zip(result.maps, first.maps, strict=False), start=1):
             found = MapDifference.of(later, before)
             if found is None:
                 continue
-            maps.append(found.map(f"{label} minus {baseline}{f', text {text}' if len(first.maps) > 1 else ''}"))
+            whole = found.map(f"{name} minus {baseline}{f', text {text}' if len(first.maps) > 1 else ''}")
+            maps.append(whole)
             changes = found.changes()
-            tables.append(changes.assign(result=label, text=text))
-            sentences.append(_sentence_of(changes, found.later.leading, label, baseline))
+            tables.append(changes.assign(result=name, text=text))
+            told = changes[changes["measure"] == whole.leading].iloc[0]
+            row = whole.query_places.index(told["query"]) if whole.query_places else int(told["query"])
+            place = {"text": len(maps), "layer": int(told["layer"]), "token": row}
+            sentences.append(_sentence_of(told, whole.leading, name, baseline).but(place=place))
     changed = {CHANGES: pd.concat(tables, ignore_index=True)} if tables else {}
     return Result(maps=maps, tables=changed, sentences=sentences[:_MOST_TOLD])
 
 
-def _sentence_of(changes: pd.DataFrame, leading: str, later: str, before: str) -> Sentence:
+def _sentence_of(first: "pd.Series[Any]", leading: str, later: str, before: str) -> Sentence:
     """The cell that differs most, in words.
 
     Args:
-        changes: See `MapDifference.changes`.
+        first: The first row of a measure in `MapDifference.changes`.
         leading: The measure.
         later: The label of the later result.
         before: That of the one it is compared with.
     """
-    first = changes[changes["measure"] == leading].iloc[0]
     name = TITLES[leading].partition(" (")[0]
     if not first["difference"]:
         return Sentence(f"The maps of {later} and {before} do not differ.", table=CHANGES)
-    query, key = (f"“{first[column]}”" for column in ("query_token", "key_token"))
+    query, key = (f"“{label(first[column])}”" for column in ("query_token", "key_token"))
     where = f"in layer {first['layer']}, " if first["layer"] else ""
     if leading in SIGNED_MEASURES:
         values = [number(float(first[column]), signed=True) for column in ("later", "before")]

@@ -130,6 +130,9 @@ class TokenMap:
     query_places: tuple[int, ...] = ()
     """The place in the text of each query (of a region, of its first token), counted from 0; empty if these are all tokens."""
     key_places: tuple[int, ...] = ()
+    key_spans: tuple[tuple[int, int, int] | None, ...] = ()
+    """Of a single query: where each key lies in the text, which is then the title. Its sentence, counted from 0 (−1 for none),
+    its first character and the first one after it; None for special tokens. Empty if that is not known."""
     query_words: tuple[int, ...] | None = None
     """The word that each query is part of, counted from 0; None if the tokenizer does not show words."""
     key_words: tuple[int, ...] | None = None
@@ -141,6 +144,8 @@ class TokenMap:
     """Whether values are differences from another map; for measures that cannot be negative, between shares of a row."""
     image: PatchedImage | None = None
     """The image whose patches are the last tokens."""
+    categories: tuple[str, ...] = ()
+    """The category of each key, as in the tables of a run; empty outside of runs."""
 
     @property
     def heads(self) -> int:
@@ -160,9 +165,43 @@ class TokenMap:
         return sum(values.size for values in (*self.maps.values(), *self.head_maps.values()))
 
     @property
+    def apart(self) -> dict[int, str]:
+        """Of a text that is read: the keys that are no part of what a query looks for, by their number, and what they are.
+
+        These are special tokens, the query itself, and the first token if the query takes more from it than from any other, as
+        from an attention sink.
+        """
+        found = {at: "special token" for at, span in enumerate(self.key_spans) if span is None}
+        own = max((at for at, place in enumerate(self.key_places) if place <= self.query_places[0]), default=None)
+        if own is not None and self.key_spans[own] is not None:
+            found[own] = "the query itself"
+        means = np.abs(self.maps[self.leading].mean(axis=0)[0])
+        others = [at for at in range(len(means)) if at not in found]
+        if others and self.key_places[others[0]] == 0 and means[others].argmax() == 0:
+            found[others[0]] = "first token, an attention sink"
+        return dict(sorted(found.items()))
+
+    @property
     def of_targets(self) -> bool:
         """Whether rows are numbers that a model computes instead of tokens or words."""
         return not TARGET_MEASURES.keys().isdisjoint(self.maps)
+
+    def seen(self, measure: str) -> np.ndarray:
+        """Which keys anything can reach each query from: layer, query, key.
+
+        A softmax gives every key that a query sees a weight above 0, and a causal or local mask gives the others exactly 0. The
+        measures up to a layer follow what the layers before it have seen, and maps without weights are those of a causal model
+        if nothing in them comes from a later token.
+        """
+        values = self.maps[measure]
+        if self.of_targets or self.is_difference:
+            return np.ones(values.shape, dtype=bool)
+        if "attn_w" in self.maps:
+            visible = self.maps["attn_w"] > 0
+            return _reached(visible) | (values != 0) if measure in CUMULATIVE_MEASURES else visible
+        before: np.ndarray = np.tri(*values.shape[1:], dtype=bool)
+        causal = len(self.queries) == len(self.keys) > 1 and not values[:, ~before].any()
+        return np.broadcast_to(before | (not causal), values.shape)
 
     @property
     def leading(self) -> str:
@@ -204,7 +243,7 @@ class TokenMap:
             {
                 "query_token": np.array(self.queries, dtype=object)[:, None],
                 "key_token": np.array(self.keys, dtype=object),
-                "value": np.stack([self.maps[measure][self.layers.index(number)] for measure in titles]),
+                "value": np.stack([self._cells(measure, self.layers.index(number)) for measure in titles]),
             },
             measure=list(titles),
             query=self.query_places or range(len(self.queries)),
@@ -238,6 +277,11 @@ class TokenMap:
             caption += " Below each map: the share of all that it takes that comes from tokens that are no patches."
         return PatchMaps(image.pixels, maps, titles, beside, caption)
 
+    def _cells(self, measure: str, layer: int) -> np.ndarray:
+        """The map of one layer as it is drawn: NaN where a query cannot see a key."""
+        cells: np.ndarray = np.where(self.seen(measure)[layer], self.maps[measure][layer], np.nan)
+        return cells
+
     def __repr__(self) -> str:
         layers = ", ".join(map(str, self.layers))
         heads = f", {self.heads} heads" if self.heads else ""
@@ -265,6 +309,17 @@ class TokenMap:
             key=np.array(self.key_places or range(len(self.keys)), dtype=np.int32),
         )
         return table[["layer", "head", "query", "key", *tokens, *measures]]
+
+
+def _reached(visible: np.ndarray) -> np.ndarray:
+    """The keys that reach each query through the layers up to each one: layer, query, key. A token always reaches itself."""
+    _, queries, keys = visible.shape
+    if queries != keys:
+        return visible
+    reached = [np.eye(queries, dtype=bool)]
+    for layer in visible:
+        reached.append(reached[-1] | layer @ reached[-1])
+    return np.stack(reached[1:])
 
 
 def pairs_table(token_maps: Sequence[TokenMap]) -> pd.DataFrame:
@@ -307,7 +362,7 @@ def _norms(text: TokenMap) -> np.ndarray:
 def _text(text: TokenMap) -> dict[str, Any]:
     """Everything about a text that is not a number."""
     plain = ("title", "queries", "keys", "is_cross_attention", "is_difference", "layers", "unit")
-    places = ("query_places", "key_places", "query_words", "key_words")
+    places = ("query_places", "key_places", "key_spans", "query_words", "key_words", "categories")
     return {name: getattr(text, name) for name in (*plain, *places)} | {
         "heads": text.heads,
         "in_double": any(values.dtype == np.float64 for values in text.maps.values()),
@@ -363,12 +418,14 @@ def _read(text: dict[str, Any], rows: pd.DataFrame) -> TokenMap:
         is_cross_attention=bool(text["is_cross_attention"]),
         query_places=_whole(text.get("query_places")) or (),
         key_places=_whole(text.get("key_places")) or (),
+        key_spans=_spans(text.get("key_spans") or (), len(keys), len(text["title"])),
         query_words=_whole(text["query_words"]),
         key_words=_whole(text["key_words"]),
         tree=None if tree is None else _tree(tree),
         unit=text["unit"],
         is_difference=bool(text.get("is_difference")),
         image=_image(text.get("image")),
+        categories=tuple(map(str, text.get("categories") or ())),
     )
 
 
@@ -386,6 +443,23 @@ def _values(rows: pd.DataFrame, name: str, heads: int, pairs: tuple[int, int, in
 
 def _whole(numbers: Any) -> tuple[int, ...] | None:
     return None if numbers is None else tuple(map(int, numbers))
+
+
+def _spans(spans: Any, keys: int, length: int) -> tuple[tuple[int, int, int] | None, ...]:
+    """Where keys lie in a text.
+
+    Raises:
+        ValueError: If one does not, or does not follow the one before it.
+    """
+    found = tuple(None if span is None else (int(span[0]), int(span[1]), int(span[2])) for span in spans)
+    starts = [0, *(span[1] for span in found if span is not None)]
+    if found and (
+        len(found) != keys
+        or starts != sorted(starts)
+        or not all(span is None or span[1] <= span[2] <= length for span in found)
+    ):
+        raise ValueError("the places of keys are damaged")
+    return found
 
 
 def _tree(tree: dict[str, Any]) -> DependencyTree:

@@ -21,7 +21,7 @@ def heading(analysis: str, quantity: str) -> str:
 
 
 def metric_title(metric: str) -> str:
-    """A number or curve in words: `mixing ratio (AttnResLn-N: the attention block)`.
+    """A number or curve in words: `mixing ratio (attention block, AttnResLn-N)`.
 
     Args:
         metric: Its full name, `<analysis>/<name>`. It is returned if no analysis describes it.
@@ -31,7 +31,7 @@ def metric_title(metric: str) -> str:
 
 
 def short_metric_title(metric: str) -> str:
-    """The same with its method's abbreviation alone: `mixing ratio (AttnResLn-N)`."""
+    """The same without the paper's name of its method: `mixing ratio (attention block)`."""
     panel = panel_of(metric)
     return panel.short_words if panel.label else metric
 

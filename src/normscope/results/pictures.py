@@ -44,12 +44,12 @@ class Picture:
         """Save the figure to a file, in the format of its extension.
 
         `matplotlib.rc_context` changes its style. Each kind of text has a size of its own: `font.size` is that of the caption,
-        `axes.titlesize` of titles, `xtick.labelsize` and `ytick.labelsize` of tokens and numbers beside axes. A smaller
-        `width` with a larger `dpi` makes all text larger on a slide.
+        `axes.titlesize` of titles, `xtick.labelsize` and `ytick.labelsize` of tokens and numbers beside axes.
 
         Args:
             path: The file: .png, .svg, .pdf, or another format of matplotlib's.
-            width: `page` (6.9 inches), `column` (3.35 inches), or a number of inches.
+            width: `page` (6.9 inches), `column` (3.35 inches), `slide` (as large as fits below the title of a slide of
+                13.3 × 7.5 inches, without the caption), or a number of inches.
             caption: Whether to write the caption below the panels.
             dpi: Pixels per inch.
 

@@ -241,7 +241,7 @@ class Result:
             yield name, sentences, self.summaries.get(name)
 
     def __repr__(self) -> str:
-        parts = [self._source]
+        parts = [wrapped(self._source)]
         for name, sentences, summary in self._parts():
             parts += (
                 ["", title(name), *(f"  {sentence}" for sentence in sentences)] if name else map(wrapped, sentences)

@@ -225,7 +225,16 @@ def _map(
             norms = vectors
     about = without_values(model, batch)
     title = f"{about.title} …" if text.cut else about.title
-    return dataclasses.replace(about, title=title, layers=tuple(layers), maps=maps, head_maps=head_maps, norms=norms)
+    names, numbers = encoder.categories.names, batch.keys.measured.categories[0].tolist()
+    return dataclasses.replace(
+        about,
+        title=title,
+        layers=tuple(layers),
+        maps=maps,
+        head_maps=head_maps,
+        norms=norms,
+        categories=tuple(names[number] for number in numbers),
+    )
 
 
 def pair_maps(

@@ -27,11 +27,21 @@ _ROUNDING = 1e-12
 
 
 class Interval(NamedTuple):
-    """A mean and the ends of its confidence interval."""
+    """A mean and the ends of its confidence interval, which are NaN where there is none."""
 
     mean: float
     low: float
     high: float
+
+    @property
+    def contains_zero(self) -> bool:
+        """Whether a difference is not told from 0. Without an interval, nothing is known."""
+        return self.low <= 0 <= self.high
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lower and the upper end."""
+        return self.low, self.high
 
 
 def mean_interval(values: Sequence[float] | np.ndarray) -> Interval:
@@ -48,6 +58,16 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> Interval:
     error = float(np.std(values, ddof=1)) / np.sqrt(len(values))
     half = float(scipy.special.stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * error
     return Interval(mean, mean - half, mean + half)
+
+
+def interval_over_texts(values: Sequence[float] | np.ndarray) -> Interval:
+    """`mean_interval` of one number for each text; without an interval for fewer than FEWEST texts.
+
+    Raises:
+        ValueError: If there is no value.
+    """
+    found = mean_interval(values)
+    return found if len(values) >= FEWEST else Interval(found.mean, float("nan"), float("nan"))
 
 
 def within_whole(

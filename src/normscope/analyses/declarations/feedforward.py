@@ -17,6 +17,7 @@ from normscope.results.axes import (
     share_curves,
     share_metrics,
 )
+from normscope.results.codes import METHODS as OF_BLOCKS
 from normscope.results.codes import STEPS
 from normscope.results.declare import Axis, Column, Declared, Rollup, Table
 
@@ -40,13 +41,11 @@ class FeedForwardOptions(AnalysisConfig):
 
 
 METHODS = {
-    "attn_w": "Attn-W: weights",
-    "attn_n": "Attn-N: vectors",
-    "attnres_n": "AttnRes-N: + residual",
-    "atb_n": "Atb: the attention block",
-    "atbff_n": "AtbFf: the network",
-    "atbffres_n": "AtbFfRes: + residual",
-    "atbffresln_n": "AtbFfResLn: + norm",
+    **{method: OF_BLOCKS[method] for method in ("attn_w", "attn_n", "attnres_n")},
+    "atb_n": "attention block (Atb)",
+    "atbff_n": "feed-forward network (AtbFf)",
+    "atbffres_n": "network + residual (AtbFfRes)",
+    "atbffresln_n": "network + residual + norm (AtbFfResLn)",
 }
 """The methods from the attention weights to the end of the layer."""
 

@@ -92,6 +92,17 @@ DECLARED = Declared(
             "Share of the layers 0 to L in which an outlier dimension is an outlier.",
             of="model.share_of_layers",
         ),
+        Rollup(
+            "share_of_dimensions",
+            "Share of the hidden dimensions that are outlier dimensions.",
+            label="dimensions that are outliers (%)",
+        ),
+        Rollup(
+            "share_of_length",
+            "Share of the squared length of the mean hidden vector over all tokens that lies in the outlier dimensions, "
+            "averaged over the layers 0 to L. If they were like the others, it would be about `share_of_dimensions`.",
+            label="share of the outlier dimensions in the mean vector (%)",
+        ),
     ),
     curves=(Rollup("mean/<dimension>", "Mean of an outlier dimension over all tokens.", of="dimensions.mean"),),
 )

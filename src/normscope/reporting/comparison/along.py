@@ -21,6 +21,8 @@ FEWEST = 3
 """Values of the variable that make a story."""
 _MOST = 3
 """Measures that have a sentence at most."""
+_FAST = 1.5
+"""A measure moves fastest between two values of the variable if it moves this much further than on average."""
 _MOST_MAPS = 5
 """Maps of layers by steps that are legible next to each other."""
 _REMAINDER = "/other"
@@ -43,6 +45,8 @@ class Story:
     """Means over the runs at each value of the variable, which ascends."""
     layer: int | None = None
     """The layer in which it moves most, if the variable is not the layer."""
+    in_layer: "pd.Series[float] | None" = None
+    """The means in that layer."""
 
     @property
     def begin(self) -> str:
@@ -62,7 +66,10 @@ class Story:
 
     @property
     def sentence(self) -> str:
-        """Where it begins, turns and ends. A turn leaves the range between both ends by a tenth of the whole movement."""
+        """Where it begins, turns and ends. A turn leaves the range between both ends by a tenth of the whole movement.
+
+        Without a turn, it is where it moves fastest, if anywhere.
+        """
         first, last = float(self.values.iloc[0]), float(self.values.iloc[-1])
         low, high = sorted((first, last))
         beyond = (self.values - high).clip(lower=0) + (low - self.values).clip(lower=0)
@@ -72,9 +79,27 @@ class Story:
         start, middle, end = compared(self._write, first, top, last)
         verb = "rises" if top > first else "falls"
         name = begun(metric_title(self.metric))
-        most = "" if self.layer is None else f", most in layer {self.layer}"
-        begins, ends = f"{name} {verb} from {start} at {self.begin} to", f"{end} at {self.end}{most}."
-        return f"{begins} {ends}" if top == last else f"{begins} {middle} at {self._at(place)}, and ends at {ends}"
+        begins, ends = f"{name} {verb} from {start} at {self.begin} to", f"{end} at {self.end}"
+        if top == last:
+            return f"{begins} {ends}{self._fastest}{self._most([0, -1])}."
+        return f"{begins} {middle} at {self._at(place)}, and ends at {ends}{self._most([0, place, -1])}."
+
+    def _most(self, places: Sequence[int]) -> str:
+        """The layer that moves most, with its values at some places; empty if there is none."""
+        if self.layer is None or self.in_layer is None:
+            return ""
+        values = compared(self._write, *(float(self.in_layer.iloc[place]) for place in places))
+        return f"; most in layer {self.layer} ({' → '.join(values)})"
+
+    @property
+    def _fastest(self) -> str:
+        """Between which two values of the variable it moves fastest; empty if it moves everywhere alike."""
+        steps = self.values.diff().abs().to_numpy()[1:]
+        place = int(steps.argmax())
+        if len(steps) < FEWEST or steps[place] < _FAST * steps.mean():
+            return ""
+        start, end = compared(self._write, float(self.values.iloc[place]), float(self.values.iloc[place + 1]))
+        return f", fastest between {self._at(place)} ({start}) and {self._at(place + 1)} ({end})"
 
     @property
     def _write(self) -> Callable[..., str]:
@@ -139,9 +164,10 @@ def _described(comparison: RunComparison) -> list[Story]:
     table = table.sort_index().dropna(axis="columns")
     whole = dict.fromkeys(map(str, values[values["layer"] == 0]["metric"]))
     return [
-        Story(metric, variable, table[metric, 0], _moving_layer(table.loc[:, [metric]].drop(columns=(metric, 0))))
+        Story(metric, variable, table[metric, 0], layer, None if layer is None else table[metric, layer])
         for metric in whole
         if (metric, 0) in table and not is_extreme(metric) and not metric.endswith(_REMAINDER) and has_curve(metric)
+        for layer in [_moving_layer(table.loc[:, [metric]].drop(columns=(metric, 0)))]
     ]
 
 

@@ -18,6 +18,7 @@ from normscope.results.result import Result
 from normscope.results.run_files import Status
 from normscope.results.run_tables import metadata
 from normscope.results.table_files import as_csv, write_parquet
+from normscope.rounding import ordinal
 from normscope.untrusted.writing import new_file, write_file
 
 
@@ -65,7 +66,7 @@ def compared(
         tests=significance.tests(whole, groups[place]),
         sequence_tests=significance.over_sequences(_sequences_by_group(results, names, groups), groups[place]),
         heatmaps=_heatmaps(results, names, groups),
-        repeated=_repeated(completed, names),
+        repeated=_repeated(results, names),
         training=along.over_training(trainings),
         crossings=along.crossings(trainings, thresholds),
         baseline=names[place],
@@ -189,18 +190,17 @@ def _heatmaps(runs: Sequence[Result], names: Sequence[str], groups: Sequence[str
     return cells.groupby(keys, sort=False, dropna=False)["value"].mean().reset_index()
 
 
-def _repeated(runs: Mapping[Path, Result], names: Sequence[str]) -> list[list[str]]:
-    """The runs that have measured the same, in whole or in part, by the names of their folders."""
-    alike: list[tuple[str, set[str], list[str]]] = []
-    for (folder, result), name in zip(runs.items(), names, strict=True):
-        for other, metrics, folders in alike:
+def _repeated(runs: Sequence[Result], names: Sequence[str]) -> dict[str, int]:
+    """How many runs have measured the same, in whole or in part, by label."""
+    alike: list[tuple[str, set[str], int]] = []
+    for result, name in zip(runs, names, strict=True):
+        for place, (other, metrics, number) in enumerate(alike):
             if other == name and not metrics.isdisjoint(result.metrics):
-                metrics.update(result.metrics)
-                folders.append(folder.name)
+                alike[place] = (name, metrics | set(result.metrics), number + 1)
                 break
         else:
-            alike.append((name, set(result.metrics), [folder.name]))
-    return [folders for _, _, folders in alike if len(folders) > 1]
+            alike.append((name, set(result.metrics), 1))
+    return {name: number for name, _, number in alike if number > 1}
 
 
 def _side_by_side(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
@@ -233,7 +233,8 @@ def _labels(
 ) -> list[str]:
     """A label for each run, the same for those that share a key and for no others; different analyses tell none apart.
 
-    Digests tell nobody which run is which, so where labels have any, or are not enough, they also name the run's folder.
+    Digests tell nobody which run is which. Where only these would tell runs apart, the names of the folders do, or the place
+    in order if these are the numbers of a sweep's jobs or of results in memory.
     """
     first = {key: keys.index(key) for key in keys}
     own = [configs[place] for place in first.values()]
@@ -241,7 +242,11 @@ def _labels(
     if len(set(names)) < len(names):
         names = swept.labels(own, seeds=seeds)
     if len(set(names)) < len(names) or swept.DIGESTS.keys() & swept.keys(own):
-        names = [f"{name} (run {folders[place]})" for name, place in zip(names, first.values(), strict=True)]
+        named = [folders[place] for place in first.values()]
+        if len(set(named)) == len(named) and not any(map(str.isdecimal, named)):
+            names = named
+        else:
+            names = [f"{name} ({ordinal(place + 1)} run)" for name, place in zip(names, first.values(), strict=True)]
     by_key = dict(zip(first, _unique(names), strict=True))
     return [by_key[key] for key in keys]
 

@@ -18,6 +18,16 @@ def effect(metric: str, one: float, other: float) -> float:
     return abs(one - other) / reach if reach else 0.0
 
 
+def natural_range(label: str, furthest: float) -> float:
+    """The natural range of values as a figure draws them: 100 for percentages, 1 for other parts of a whole.
+
+    Args:
+        label: Of the values' axis.
+        furthest: The magnitude of the value furthest from zero, which is the range of all others.
+    """
+    return 100.0 if is_percentage(label) else 1.0 if label.startswith(_PARTS) else furthest
+
+
 def is_part(metric: str) -> bool:
     """Whether a measure is a part of a whole: a share or a weight, in per cent or not."""
     label = panel_of(metric).label

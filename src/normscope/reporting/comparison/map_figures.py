@@ -8,7 +8,7 @@ import pandas as pd
 
 from normscope.reporting.comparison.run_comparison import ends_of_scale
 from normscope.reporting.page.sections import Measure
-from normscope.results.codes import SPECIAL_TOKENS, category_name
+from normscope.results.codes import SPECIAL_TOKENS, panel_title
 from normscope.results.declare import is_percentage, unitless
 from normscope.results.figures import Heatmaps
 from normscope.results.measures import heading
@@ -94,19 +94,13 @@ def _titled(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells with special tokens named as papers do."""
     return cells.assign(
         **{axis: cells[axis].replace(dict(SPECIAL_TOKENS)) for axis in ("row", "column")},
-        panel=cells["panel"].map(_panel_title),
+        panel=cells["panel"].map(panel_title),
     )
 
 
 def _without_quantity(cells: pd.DataFrame, label: str) -> pd.DataFrame:
     """The cells with panels whose titles do not repeat what all of them show."""
     return cells.assign(panel=cells["panel"].str.removeprefix(f"{label}, "))
-
-
-def _panel_title(panel: str) -> str:
-    """The title of a panel, with the category that may end it as papers write it: `α, summed over keys, [CLS]`."""
-    start, comma, category = panel.rpartition(", ")
-    return f"{start}{comma}{category_name(category)}"
 
 
 def _part(cells: pd.DataFrame, baseline: str, figure: str, label: str) -> Measure:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,17 +13,24 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from normscope.reporting.comparison.along import by_layer, maps_over_steps, over_steps, stories
+from normscope.reporting.comparison.changes import (
+    changed_maps,
+    in_one_line,
+    maps_in_one_line,
+    unchanged_curves,
+    unchanged_over_steps,
+)
 from normscope.reporting.comparison.effects import of_shares
 from normscope.reporting.comparison.map_figures import as_numbers, maps_of_groups, merged_maps
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
 from normscope.reporting.comparison.swept import short_keys
-from normscope.reporting.comparison.verdict import verdict
+from normscope.reporting.comparison.verdict import in_a_line, named_first, verdict
 from normscope.reporting.page.elements import table, table_data
 from normscope.reporting.page.sections import LONGEST_COMPARED, Folded, Measure, Section, render
 from normscope.reporting.run_folder import REPORT
 from normscope.results.findings import Sentence
-from normscope.results.measures import metric_title
+from normscope.results.measures import has_curve, metric_title
 from normscope.rounding import counted, duration
 from normscope.statistics.intervals import RESAMPLES, smallest_p
 
@@ -59,9 +66,9 @@ def comparison_page(comparison: RunComparison, addresses: Mapping[Path, str] = M
     """
     sections = [
         *_told(comparison),
-        Section("runs", "Runs", content=table(_runs(comparison, addresses), "Runs")),
-        *(section for section in _drawn(comparison) if section.measures),
+        *(section for section in _drawn(comparison) if section.measures or section.remarks),
         Section("tables", "Tables", tables=_tables(comparison)),
+        Section("runs", "Runs", content=table(_runs(comparison, addresses), "Runs")),
     ]
     return render(comparison.title, sections)
 
@@ -70,12 +77,21 @@ def _told(comparison: RunComparison) -> list[Section]:
     """The verdict, and the runs that failed."""
     told = []
     if sentences := list(map(Sentence, verdict(comparison))):
-        curves = [Measure([story.figure()], id="story") for story in stories(comparison)[:1]]
+        curves = [Measure([story.figure()], id="story") for story in stories(comparison)[:1]] or _named(
+            "story", _told_curve(comparison)
+        )
         note = of_shares(sentences)
         told.append(Section("verdict", "Verdict", findings=sentences, ordered=True, note=note, measures=curves))
     if comparison.failures:
         told.append(Section("failed", "Failed runs", remarks=comparison.failures))
     return told
+
+
+def _told_curve(comparison: RunComparison) -> list[Measure]:
+    """The curve by layer of the measure that the verdict names first, if it names one that has a curve."""
+    values = comparison.values
+    curves = by_layer(values[values["metric"] == named_first(comparison)])
+    return [dataclasses.replace(measure, title="", values=None) for measure in curves]
 
 
 def _drawn(comparison: RunComparison) -> list[Section]:
@@ -86,14 +102,20 @@ def _drawn(comparison: RunComparison) -> list[Section]:
     values, cells = comparison.values, comparison.heatmaps
     if merged:  # every layer is one of the same model, whichever run has measured it, and counts once for each seed
         values = values.assign(group=comparison.model).drop_duplicates(["metric", "layer", "value"])
-    layers = [] if only_checkpoints else by_layer(values)
-    maps = merged_maps(cells) if merged else maps_of_groups(cells, comparison.baseline_group)
+    still = [] if merged else unchanged_curves(values)
+    layers = [] if only_checkpoints else by_layer(_without(values, still))
+    changed = cells if merged else changed_maps(cells)
+    maps = merged_maps(cells) if merged else maps_of_groups(changed, comparison.baseline_group)
+    typical = training[~training["metric"].map(is_extreme).astype(bool)]
+    at_rest = unchanged_over_steps(typical)
+    moving = _without(typical, at_rest)
     return [
         Section(
             "training",
             "Over training",
             note=_about_steps(training),
-            measures=_named("training", [*over_steps(training), *maps_over_steps(training)]),
+            measures=_named("training", [*over_steps(moving), *maps_over_steps(moving)]),
+            remarks=in_one_line(at_rest, every=filter(has_curve, map(str, typical["metric"]))),
             tables=_crossings(comparison.crossings),
         ),
         Section(
@@ -101,9 +123,26 @@ def _drawn(comparison: RunComparison) -> list[Section]:
             "By layer",
             note=_MEANS if len(comparison.seeds) else "",
             measures=_named("layers", layers),
+            shown=2,
+            remarks=[] if only_checkpoints else in_one_line(still, every=_curves(values)),
         ),
-        Section("maps", "Maps", note="" if merged else _about_maps(comparison), measures=_named("maps", maps)),
+        Section(
+            "maps",
+            "Maps",
+            note=_about_maps(comparison) if maps and not merged else "",
+            measures=_named("maps", maps),
+            remarks=[] if merged else maps_in_one_line(cells, changed),
+        ),
     ]
+
+
+def _without(rows: pd.DataFrame, metrics: Collection[str]) -> pd.DataFrame:
+    return rows[~rows["metric"].isin(list(metrics))]
+
+
+def _curves(values: pd.DataFrame) -> list[str]:
+    """The measures that have a curve by layer."""
+    return list(dict.fromkeys(map(str, values.loc[values["layer"] > 0, "metric"])))
 
 
 def _named(section: str, measures: Sequence[Measure]) -> list[Measure]:
@@ -136,16 +175,25 @@ def addresses(comparison: RunComparison, folder: Path) -> dict[Path, str]:
 
 
 def _runs(comparison: RunComparison, addresses: Mapping[Path, str]) -> pd.DataFrame:
-    """One row per run: a link to its report, what was swept, and the size of the run."""
+    """One row per run: its name as a link to its report, its leading measure, what was swept, and the size of the run.
+
+    What was swept has no columns of its own if it is the run's name.
+    """
     facts = comparison.runs
     titles = short_keys(comparison.swept, parts=1) | {"model.name": "model", "dataset.name": "dataset"}
     link = Markup('<a href="{}">{}</a>')
+    # A run that has failed is known by its folder.
+    called = [name or run.resolve().name for name, run in zip(facts["label"], comparison.folders, strict=True)]
     names = [
-        link.format(addresses[run], run.resolve().name) if run in addresses else escape(run.resolve().name)
-        for run in comparison.folders
+        link.format(addresses[run], name) if run in addresses else escape(name)
+        for name, run in zip(called, comparison.folders, strict=True)
     ]
     columns: dict[str, Any] = {"run": pd.Series(names, dtype=object)}
-    columns |= {titles[key]: as_numbers(facts[key]) for key in comparison.swept}
+    columns |= {titles[key]: as_numbers(facts[key]) for key in comparison.swept if list(facts[key]) != called}
+    columns |= {
+        title: [by_label.get(label, "") for label in facts["label"]]
+        for title, by_label in in_a_line(comparison).items()
+    }
     if (facts["status"] != "completed").any():
         columns["status"] = facts["status"]
     # Results of single texts know neither their number of tokens nor how long they took.

@@ -1,6 +1,7 @@
 """Where groups of runs are furthest apart: in which layer, and in which head or category of tokens."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -8,13 +9,24 @@ from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.results.codes import category_name
 from normscope.results.declare import is_percentage
 from normscope.results.measures import panel_of
-from normscope.rounding import brief, brief_share, enumeration
+from normscope.rounding import brief, brief_share
 
 ROUNDING = 1e-6
 """Relative differences that rounding in single precision can cause."""
 
 _LAYER, CELL = ["layer", "depth"], ["depth", "figure", "panel", "row_title", "row", "column_title", "column"]
 """What tells the points of a curve apart, and the cells of heat maps."""
+
+
+class Place(NamedTuple):
+    """A layer, or a cell of a heat map, of two groups of runs."""
+
+    where: str
+    """In words: `layer 3, [SEP]`."""
+    own: float
+    """The value of the group."""
+    other: float
+    """That of the baseline."""
 
 
 def common(values: pd.DataFrame, place: Sequence[str], group: str, baseline: str) -> pd.DataFrame:
@@ -41,10 +53,10 @@ def cell_in_words(cell: "pd.Series[str]") -> str:
     return ", ".join(_place(str(cell[f"{axis}_title"]), str(cell[axis])) for axis in ("row", "column"))
 
 
-def furthest(comparison: RunComparison, group: str, baseline: str, metric: str) -> str:
-    """Where two groups are furthest apart in a measure, and by how much: `layer 3, [SEP] (10% in base and 41% in tuned)`.
+def furthest(comparison: RunComparison, group: str, baseline: str, metric: str) -> Place | None:
+    """Where two groups are furthest apart in a measure.
 
-    It is a cell of the heat maps that show the measure, or else a layer of its curve. Empty if it has neither, or if the
+    It is a cell of the heat maps that show the measure, or else a layer of its curve. None if it has neither, or if the
     models differ in depth, whose layers are others.
     """
     panel, cells = panel_of(metric), comparison.heatmaps
@@ -57,12 +69,11 @@ def furthest(comparison: RunComparison, group: str, baseline: str, metric: str) 
         curve = comparison.values[(comparison.values["metric"] == metric) & (comparison.values["layer"] > 0)]
         pairs = common(curve, _LAYER, group, baseline)
     if pairs.empty or not (relative(pairs) > ROUNDING).any():
-        return ""
+        return None
     place = int((pairs["own"] - pairs["other"]).abs().to_numpy().argmax())
     at = pairs.reset_index().iloc[place]
     where = cell_in_words(at) if "row" in at else f"layer {int(at['layer'])}"
-    both = {baseline: float(at["other"]), group: float(at["own"])}
-    return f"{where} ({enumeration([f'{in_words(metric, value, *both.values())} in {name}' for name, value in both.items()])})"
+    return Place(where, float(at["own"]), float(at["other"]))
 
 
 def _place(title: str, value: str) -> str:

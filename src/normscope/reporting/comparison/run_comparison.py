@@ -1,7 +1,7 @@
 """What a comparison of runs has found, as its files, its page and its tables show it."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +33,8 @@ class RunComparison:
     heatmaps: pd.DataFrame
     """Cells of heat maps, as means over seeds: group, depth (number of layers), figure, panel, row, column, value, row_title,
     column_title, value_title."""
-    repeated: Sequence[Sequence[str]]
-    """Runs that have measured the same weights, texts and seeds in the same way, by the names of their folders."""
+    repeated: Mapping[str, int]
+    """How many runs have measured the same weights, texts and seeds in the same way, by their label; those of several."""
     training: pd.DataFrame
     """Means over seeds at every training step, for models with several; see `training.over_training`."""
     crossings: pd.DataFrame

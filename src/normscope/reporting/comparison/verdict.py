@@ -1,14 +1,23 @@
 """The verdict of a comparison, in sentences: which differences are detectable, and how large they are."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from normscope.reporting.comparison.along import standstill, stories
-from normscope.reporting.comparison.effects import COUNTS, effect
-from normscope.reporting.comparison.places import CELL, ROUNDING, cell_in_words, common, furthest, in_words, relative
+from normscope.reporting.comparison.effects import COUNTS, effect, is_part
+from normscope.reporting.comparison.places import (
+    CELL,
+    ROUNDING,
+    Place,
+    cell_in_words,
+    common,
+    furthest,
+    in_words,
+    relative,
+)
 from normscope.reporting.comparison.run_comparison import RunComparison
 from normscope.reporting.comparison.significance import FEWEST_PAIRS, FEWEST_UNPAIRED, is_extreme
 from normscope.results.declare import is_percentage
@@ -27,11 +36,11 @@ def verdict(comparison: RunComparison) -> list[str]:
 
     Without a second group, it is how much seeds matter, or nothing if there is but one.
 
-    Differences are tested over seeds where there are several, otherwise over sequences; p-values are adjusted for the
-    number of tests. Of the measures that differ detectably, the leading one is named if its difference counts, or else
-    the one that differs most, with the layer, head or category in which the groups are furthest apart. Groups of which
-    the same is found, apart from numbers, share a sentence. Runs along an ordered variable have a sentence for each of
-    a few measures instead, or one first that says that no measure moves.
+    Differences are tested over seeds where there are several, otherwise over sequences; p-values are adjusted for the number of
+    tests. Of the measures that differ detectably, the leading one is named if its difference counts, or else the one that
+    differs most, with the layer, head or category in which the groups are furthest apart: a share differs by as much as it does
+    there. Groups of which the same is found, apart from numbers, share a sentence. Runs along an ordered variable have a
+    sentence for each of a few measures instead, or one first that says that no measure moves.
     """
     repeated = _of_repeated(comparison)
     if told := stories(comparison):
@@ -51,11 +60,18 @@ def verdict(comparison: RunComparison) -> list[str]:
     return sentences
 
 
+def named_first(comparison: RunComparison) -> str:
+    """The measure that the verdict names first of groups of runs; empty if it names none."""
+    groups = [name for name in comparison.values["group"].unique() if name != comparison.baseline_group]
+    found = (_of_group(comparison, group).difference for group in groups)
+    return next((difference.metric for difference in found if difference is not None), "")
+
+
 def _of_repeated(comparison: RunComparison) -> list[str]:
     """Which runs are one run several times."""
     return [
-        f"Runs {enumeration(list(folders))} measured the same weights, texts and seeds in the same way: they count once."
-        for folders in comparison.repeated[:1]
+        f"{counted(number, 'run')} of {name} measured the same weights, texts and seeds in the same way: they count once."
+        for name, number in [*comparison.repeated.items()][:1]
     ]
 
 
@@ -146,18 +162,39 @@ def _tested(alike: Sequence[_Found], baseline: str) -> str:
     first, names = alike[0], _names(alike)
     differences = _differences(alike)
     tested = f"{counted(first.measures, 'measure')} tested over {first.basis}"
+    if first.detected and len(alike) == 1:
+        return _changed(first, baseline)
     values = _values(alike, baseline)
     named, furthest = f"{differences[0].where}{values and f': {values}'}", _furthest(alike)
     if not first.detected:
         names = f"between {names} and {baseline}" if len(alike) == 1 else f"of {names} from {baseline}"
         return f"No detectable difference {names}: {tested}; the largest is in {named}{furthest}."
-    differ = "differs" if len(alike) == 1 else "differ"
     intervals = enumeration([difference.interval for difference in differences])
-    noun, ends = ("difference", "interval") if len(alike) == 1 else ("differences", "intervals")
     return (
-        f"{names} {differ} from {baseline} in {_counts(alike)} of {tested}, {_LEADING[differences[0].size]} "
-        f"{named} ({noun} {intervals}, 95% {ends}){furthest}."
+        f"{names} differ from {baseline} in {_counts(alike)} of {tested}, {_LEADING[differences[0].size]} "
+        f"{named} (differences {intervals}, 95% intervals){furthest}."
     )
+
+
+def _changed(found: _Found, baseline: str) -> str:
+    """What changes most from the baseline to a group, where, and how much of all that was tested differs."""
+    (difference,) = _differences([found])
+    metric, place = difference.metric, difference.furthest
+    interval = f"difference {difference.interval}, 95% interval"
+    whole = f"{_arrow(metric, *reversed(difference.values))} ({interval})" if difference.values else interval
+    change = f": {whole}"
+    if place is not None:
+        change = f" in {place.where}: {_arrow(metric, place.other, place.own)}; over all layers, {whole}"
+    differ = "differs" if found.detected == 1 else "differ"
+    return (
+        f"From {baseline} to {found.group}, {metric_title(metric)} changes most{change}. {found.detected:,} of "
+        f"{counted(found.measures, 'measure')} tested over {found.basis} {differ}{_BY[difference.size]}."
+    )
+
+
+def _arrow(metric: str, before: float, after: float) -> str:
+    """How a measure changes: `27% → 61%`."""
+    return " → ".join(in_words(metric, value, before, after) for value in (before, after))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +211,7 @@ class _Difference:
     """In what sense it is the largest."""
     size: str = "counts"
     """A key of `_LEADING`."""
-    furthest: str = ""
+    furthest: Place | None = None
     """Where the groups are furthest apart in this measure; see `places.furthest`."""
 
     @property
@@ -192,7 +229,8 @@ class _Difference:
         """Its interval in words."""
         low, high = (in_words(self.metric, end, *self.ends, signed=True) for end in self.ends)
         points = " points" if low.endswith("%") else ""
-        return f"{low.removesuffix('%')} to {high.removesuffix('%')}{points}"
+        low, high = low.removesuffix("%"), high.removesuffix("%")
+        return f"{low}{points}" if low == high else f"{low} to {high}{points}"
 
 
 _LEADING = {
@@ -201,6 +239,8 @@ _LEADING = {
     "unseen": "in each by too little to matter, most in",
 }
 """What leads to the measure that is named, by how much it differs."""
+_BY = {"counts": "", "small": ", each by less than a tenth of its range", "unseen": ", each by too little to matter"}
+"""The same of a single group, after how many measures differ."""
 
 
 def _differences(alike: Sequence[_Found]) -> list[_Difference]:
@@ -224,7 +264,11 @@ def _values(alike: Sequence[_Found], baseline: str) -> str:
 
 def _furthest(alike: Sequence[_Found]) -> str:
     """Where groups are furthest from the baseline, at the end of a sentence; of many, the first."""
-    places = [difference.furthest for difference in _differences(alike) if difference.furthest]
+    places = [
+        f"{place.where} ({_arrow(difference.metric, place.other, place.own)})"
+        for difference in _differences(alike)
+        if (place := difference.furthest) is not None
+    ]
     return f"; furthest apart in {enumeration(places[:_MOST])}" if places else ""
 
 
@@ -268,33 +312,41 @@ def _of_tests(comparison: RunComparison, tests: pd.DataFrame, basis: str, group:
     detected = tests[tests["adjusted"] < SIGNIFICANT]
     visible = detected[[_visible(str(metric), pairs) for metric in detected["metric"]]]
     chosen = next(table for table in (visible, detected, tests) if len(table))
-    most = chosen.iloc[_named(chosen, pairs)]
+    places = {
+        str(metric): furthest(comparison, group, comparison.baseline_group, str(metric)) for metric in chosen["metric"]
+    }
+    most = chosen.iloc[_named(chosen, pairs, places)]
     metric = str(most["metric"])
-    counts = _size(metric, float(most["difference"]), pairs) >= COUNTS
+    counts = _size(metric, float(most["difference"]), pairs, places[metric]) >= COUNTS
     difference = _Difference(
         metric,
         0,
         _both(pairs, metric),
         (float(most["low"]), float(most["high"])),
         size="unseen" if visible.empty else "counts" if counts else "small",
-        furthest=furthest(comparison, group, comparison.baseline_group, metric),
+        furthest=places[metric],
     )
     if basis == "sequences" and not tests["paired"].all():
         basis = "sequences that are not the same"
     return _Found(group, _tested, len(tests), difference, basis, len(detected))
 
 
-def _size(metric: str, difference: float, pairs: pd.DataFrame) -> float:
-    """A difference as a part of the measure's natural range."""
+def _size(metric: str, difference: float, pairs: pd.DataFrame, place: Place | None) -> float:
+    """A difference as a part of the measure's natural range: of shares, where it is largest.
+
+    Other measures have no range but that of their values, in which a cell near zero would count for much.
+    """
     own, other = _both(pairs, metric) or (difference, 0.0)
-    return effect(metric, own, other)
+    whole = effect(metric, own, other)
+    return max(whole, effect(metric, place.own, place.other)) if place is not None and is_part(metric) else whole
 
 
-def _named(tests: pd.DataFrame, pairs: pd.DataFrame) -> int:
+def _named(tests: pd.DataFrame, pairs: pd.DataFrame, places: Mapping[str, Place | None]) -> int:
     """The place of the measure that is named: the leading one if it differs by enough, or else the largest difference."""
     metrics = [str(metric) for metric in tests["metric"]]
     sizes = [
-        _size(metric, float(difference), pairs) for metric, difference in zip(metrics, tests["difference"], strict=True)
+        _size(metric, float(difference), pairs, places[metric])
+        for metric, difference in zip(metrics, tests["difference"], strict=True)
     ]
     lead = leading(metrics)
     if lead and sizes[metrics.index(lead)] >= COUNTS:
@@ -321,7 +373,7 @@ def _untested(comparison: RunComparison, group: str, baseline: str, pairs: pd.Da
         figure = str(cell["figure"]).partition("/")[0]
         return _Found(group, _untestable, figure=figure, cell=cell_in_words(cell))
     metric, layer, how = _largest(different)
-    place = "" if layer else furthest(comparison, group, baseline, metric)
+    place = None if layer else furthest(comparison, group, baseline, metric)
     difference = _Difference(metric, layer, _both(pairs, metric, layer), how=how, furthest=place)
     return _Found(group, _untestable, difference=difference)
 
@@ -360,3 +412,27 @@ def significant(comparison: RunComparison) -> Sequence[str]:
     """The metrics in which a group differs detectably from the baseline."""
     tests = pd.concat([comparison.tests, comparison.sequence_tests])
     return [str(metric) for metric in tests[tests["adjusted"] < SIGNIFICANT]["metric"].unique()]
+
+
+def in_a_line(comparison: RunComparison) -> dict[str, dict[str, str]]:
+    """What a line says of each run: its leading measure, and where that is furthest from the baseline.
+
+    Returns:
+        By title of a column, the entries of runs by their labels.
+    """
+    whole = comparison.metrics.set_index("metric")
+    metric = leading(map(str, whole.index))
+    if not metric:
+        return {}
+    columns = {metric_title(metric): {str(run): as_written(metric, whole[run][metric]) for run in whole.columns}}
+    baseline = comparison.baseline_group
+    group_of = dict(zip(comparison.values["label"], comparison.values["group"], strict=True))
+    found = {
+        group: furthest(comparison, str(group), baseline, metric) for group in {*group_of.values()} if group != baseline
+    }
+    places = {
+        str(label): f"{place.where}: {_arrow(metric, place.other, place.own)}"
+        for label, group in group_of.items()
+        if (place := found.get(group)) is not None
+    }
+    return columns | ({f"furthest from {baseline}": places} if places else {})

@@ -62,11 +62,12 @@ def coloured_text(figure: ColouredText, width: float) -> Canvas:
     for token in tokens:
         _draw(axes, token, largest, line)
     taken: list[tuple[float, float, float]] = []
+    apart = text_width("00", small)
     for token in sorted(numbered, key=lambda token: -abs(token.value)):
         text = number(token.value, digits=2)
         middle, half = token.left + token.width / 2, text_width(text, small) / 2
-        if any(top == token.top and abs(middle - other) < half + reach for top, other, reach in taken):
-            continue  # it would overlap that of a larger value
+        if any(top == token.top and abs(middle - other) < half + reach + apart for top, other, reach in taken):
+            continue  # it would touch that of a larger value
         taken.append((token.top, middle, half))
         axes.text(middle, token.top + line, text, ha="center", va="top", fontsize=small, color=FAINT)
     bar = canvas.colorbar(colours, ax=axes, location="bottom", shrink=min(1.0, 2.6 / width), aspect=24, pad=0.01)

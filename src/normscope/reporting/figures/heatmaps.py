@@ -143,7 +143,7 @@ def _grid(figure: Heatmaps, width: float) -> Canvas:
             axes = panels[j, i] if turned else panels[i, j]
             image = _image(axes, values, *_colours(figure, value, table if figure.own_scales else figure.table))
             if figure.own_scales:
-                _scale_beside(canvas, image, axes, high)
+                scale_beside(canvas, image, axes, high)
         if not (shares_scale or figure.own_scales):
             colour_scale(canvas, image, panels[:, j], wide)
     shown = every(columns, wide - 0.15, 0.16)
@@ -161,7 +161,7 @@ def _grid(figure: Heatmaps, width: float) -> Canvas:
     return canvas
 
 
-def _scale_beside(canvas: Canvas, image: Any, axes: Axes, inches: float) -> None:
+def scale_beside(canvas: Canvas, image: Any, axes: Axes, inches: float) -> None:
     """The colour scale of one map, on its right."""
     bar = canvas.colorbar(image, ax=axes, location="right", pad=0.02, fraction=0.06, aspect=16)
     bar.outline.set_visible(False)

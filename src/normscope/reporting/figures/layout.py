@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from normscope.reporting.figures.style import category_colour, line_colours, points
-from normscope.reporting.palette import CATEGORY_COLOURS, LINE_COLOURS, LINE_STYLES, MARKERS
+from normscope.reporting.palette import CATEGORY_COLOURS, FAINT, LINE_COLOURS, LINE_STYLES, MARKERS
 
 POINTS_PER_INCH = 72
 
@@ -26,12 +26,15 @@ class SeriesStyle(NamedTuple):
     linestyle: Any
 
 
-def series_styles(keys: Sequence[Hashable], leading: Hashable = None) -> dict[Hashable, SeriesStyle]:
+def series_styles(
+    keys: Sequence[Hashable], leading: Hashable = None, behind: Collection[Hashable] = ()
+) -> dict[Hashable, SeriesStyle]:
     """A style for each series. A category of tokens has the same one in every figure.
 
     Args:
         keys: The series, in order.
         leading: The one that the figure is about, if there is one: a solid line in the colour of text.
+        behind: Those that it is not about: grey.
     """
     order = list(CATEGORY_COLOURS)
     spare = [number for number, colour in enumerate(LINE_COLOURS) if colour not in CATEGORY_COLOURS.values()]
@@ -48,20 +51,31 @@ def series_styles(keys: Sequence[Hashable], leading: Hashable = None) -> dict[Ha
         styles[key] = SeriesStyle(color, MARKERS[number % len(MARKERS)], LINE_STYLES[number % len(LINE_STYLES)])
         if key == leading:
             styles[key] = styles[key]._replace(color=str(mpl.rcParams["text.color"]), linestyle="solid")
+        if key in behind:
+            styles[key] = styles[key]._replace(color=FAINT)
     return styles
 
 
-def panels_across(number: int, width: float, narrowest: float) -> int:
+_NARROWER = 5 / 6
+
+
+def panels_across(number: int, width: float, narrowest: float, *, pliable: bool = False) -> int:
     """Panels per row: as many as fit into the width, in rows as equal as possible.
 
     Args:
         number: Number of panels.
         width: Width of the figure in inches.
         narrowest: Smallest width of a panel in inches.
+        pliable: Whether panels may be narrower by a sixth if that leaves fewer places empty, as of seven panels in two rows
+            instead of three.
     """
-    fitting = min(max(number, 1), max(1, int(width / narrowest)))
-    down = -(-number // fitting)
-    return -(-number // max(down, 1)) or 1
+    arrangements = []
+    for least in (narrowest, narrowest * _NARROWER) if pliable else (narrowest,):
+        fitting = min(max(number, 1), max(1, int(width / least)))
+        down = max(1, -(-number // fitting))
+        across = -(-number // down) or 1
+        arrangements.append((across * down - number, across))
+    return min(arrangements, key=lambda arrangement: arrangement[0])[1]
 
 
 TALLEST = 8.8

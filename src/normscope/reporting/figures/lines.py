@@ -22,6 +22,7 @@ from normscope.reporting.figures.layout import (
     row_height,
     series_styles,
     spread,
+    text_width,
 )
 from normscope.reporting.figures.style import line_colours, points
 from normscope.reporting.palette import CATEGORY_COLOURS
@@ -30,6 +31,8 @@ from normscope.results.figures import Lines
 _WIDEST_LABEL = 1.5
 _STRONG = 1.8
 """How much wider than the others the line is that a figure is about."""
+_THIN = 0.6
+"""How wide the lines are that a figure is not about."""
 _BESIDE = (8.0, 14.5)
 """Points between the axes and the markers and names of lines."""
 _HEADROOM = 0.05
@@ -39,7 +42,7 @@ _HEADROOM = 0.05
 def lines(figure: Lines, width: float) -> Canvas:
     """Line plots: series labelled at their ends in a single panel, by a legend above several panels."""
     panels = [None] if figure.panel is None else _panels(figure)
-    across = panels_across(len(panels), width, 2.0 if width >= 5 else 1.5)
+    across = panels_across(len(panels), width, 2.0 if width >= 5 else 1.5, pliable=True)
     down = -(-len(panels) // across)
     height = (
         min(2.9, 0.6 * width) if len(panels) == 1 else row_height(down, 1.75 if width / across >= 2 else 1.45) * down
@@ -53,7 +56,7 @@ def lines(figure: Lines, width: float) -> Canvas:
     handles: dict[Hashable, Line2D] = {}
     for position, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
         table = figure.table if panel is None else figure.table[figure.table[figure.panel] == panel]
-        handles |= _panel(axes, figure, table, width / across - 0.6)
+        handles |= _panel(axes, figure, table, width / across - 0.6 - (_names_at_ends(figure) if at_ends else 0.0))
         axes.tick_params(labelleft=True)
         if panel is not None:
             title = (figure.panel_titles or {}).get(panel, f"{figure.panel} {panel}")
@@ -83,13 +86,22 @@ def _panel(axes: Axes, figure: Lines, table: pd.DataFrame, inches: float) -> dic
     titles = figure.series_titles
     handles: dict[Hashable, Line2D] = {}
     if titles is None:
-        for _, rows in table.groupby(figure.series):
+        every = list(table.groupby(figure.series))
+        strength, linewidth = (0.45, 0.7) if len(every) > 1 else (1.0, mpl.rcParams["lines.linewidth"])
+        for _, rows in every:
             rows = _with_gaps(rows, figure)
             alone = bool(rows[figure.y].isna().any()) or len(rows) == 1  # a point without a neighbour is no line
             marker = "." if alone else None
-            axes.plot(rows[figure.x], rows[figure.y], color=line_colours()[0], alpha=0.45, linewidth=0.7, marker=marker)
+            axes.plot(
+                rows[figure.x],
+                rows[figure.y],
+                color=line_colours()[0],
+                alpha=strength,
+                linewidth=linewidth,
+                marker=marker,
+            )
     else:
-        styles = series_styles(list(titles), figure.leading)
+        styles = series_styles(list(titles), figure.leading, figure.behind)
         close = coincide(figure)
         for number, series in enumerate(titles):
             rows = _with_gaps(table[table[figure.series] == series], figure)
@@ -99,6 +111,8 @@ def _panel(axes: Axes, figure: Lines, table: pd.DataFrame, inches: float) -> dic
                 handles[series] = _line(axes, figure, rows, styles[series], extra)
                 if series == figure.leading:
                     handles[series].set(linewidth=_STRONG * mpl.rcParams["lines.linewidth"], zorder=3, alpha=1.0)
+                elif series in figure.behind:
+                    handles[series].set(linewidth=_THIN * mpl.rcParams["lines.linewidth"], markersize=2.5, zorder=1.5)
     _scale_x(axes, figure, table[figure.x].tolist(), inches)
     axes.grid(axis="y")
     return handles
@@ -161,7 +175,7 @@ def _line(axes: Axes, figure: Lines, rows: pd.DataFrame, style: SeriesStyle, ext
 
 def coincide(figure: Lines) -> bool:
     """Whether two of few lines are so close that one would hide the other. Categories keep their style in any case."""
-    titles = list(figure.series_titles or ())
+    titles = [title for title in figure.series_titles or () if title not in figure.behind]
     if not 2 <= len(titles) <= 4 or any(title in CATEGORY_COLOURS for title in titles):
         return False
     keys = [figure.x] if figure.panel is None else [figure.panel, figure.x]
@@ -189,6 +203,15 @@ def _scale(axes: Axes, figure: Lines) -> None:
         axes.set_ylim(min(0.0, low), high + _HEADROOM * max(low, 0.0) if high > 0 else 0.0)
 
 
+def _names_at_ends(figure: Lines) -> float:
+    """Inches that the names of lines take beside the axes."""
+    size = points("legend.fontsize")
+    return max(
+        (text_width(fitted(title, _WIDEST_LABEL, size), size) for title in (figure.series_titles or {}).values()),
+        default=0.0,
+    )
+
+
 def _label_ends(axes: Axes, figure: Lines, inches: float) -> None:
     """Name each line beside its last point, with its marker; names that would overlap move apart."""
     titles = figure.series_titles or {}
@@ -209,9 +232,10 @@ def _label_ends(axes: Axes, figure: Lines, inches: float) -> None:
     scale = axes.figure.dpi_scale_trans
     beside = [axes.transAxes + ScaledTranslation(distance / 72, 0, scale) for distance in _BESIDE]
     for key, label, height in zip(keys, labels, spread(heights, gap, 0.0, 1.0), strict=True):
-        style = series_styles(list(titles), figure.leading)[key]
+        style = series_styles(list(titles), figure.leading, figure.behind)[key]
         axes.plot(
             [1.0], [height], color=style.color, marker=style.marker, markersize=4.5, markeredgewidth=0,
             transform=beside[0], clip_on=False,
         )  # fmt: skip
-        axes.text(1.0, height, label, transform=beside[1], va="center", fontsize=size)
+        color = style.color if key in figure.behind else mpl.rcParams["text.color"]
+        axes.text(1.0, height, label, transform=beside[1], va="center", fontsize=size, color=color)

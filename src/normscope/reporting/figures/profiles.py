@@ -17,7 +17,7 @@ def profiles(figure: Profiles, width: float) -> Canvas:
     """One panel per layer."""
     titles = profile_titles(figure)
     panels = list(titles)
-    across = panels_across(len(panels), width, 1.9 if width >= 5 else 1.5)
+    across = panels_across(len(panels), width, 1.9 if width >= 5 else 1.5, pliable=True)
     down = -(-len(panels) // across)
     canvas = Canvas(figsize=(width, row_height(down, 1.35) * down + 0.35), layout="constrained")
     grid = canvas.subplots(down, across, sharex=True, squeeze=False)

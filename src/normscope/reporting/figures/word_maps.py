@@ -9,10 +9,10 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
 from normscope.reporting.figure_text import word_label
-from normscope.reporting.figures.heatmaps import colour_scale, write_numbers
+from normscope.reporting.figures.heatmaps import colour_scale, scale_beside, write_numbers
 from normscope.reporting.figures.layout import POINTS_PER_INCH, TALLEST, every, fitted, text_width
-from normscope.reporting.figures.style import accent, magnitudes, points
-from normscope.reporting.palette import DIVERGING, ON_MUCH
+from normscope.reporting.figures.style import SMALL, accent, magnitudes, points
+from normscope.reporting.palette import DIVERGING, GRID, ON_MUCH
 from normscope.results.figures import WordMaps, end_of_scale
 from normscope.rounding import brief
 
@@ -21,14 +21,18 @@ _NUMBERED_CELL = 0.42
 """Inches: wide enough for a sign and three decimals."""
 _EASY = 0.8
 """As many maps as possible stand side by side, with cells of at least this share of the largest size in any arrangement."""
-_SCALE = 0.45
-"""Inches of the colour scale below the maps."""
-_TITLE = 0.2
-"""Inches of a line of the titles."""
+_BAR = 0.3
+"""Inches of the colour scale below the maps, without its text."""
+_BESIDE = 0.45
+"""Inches of a colour scale beside a map."""
+_TITLE = 1.8
+"""The height of a line of the titles as a multiple of its letters' size."""
 _SMALLEST_CELL = 0.01
 """Inches."""
 _SMALLEST_TEXT = 6.0
 """Points. Where cells are too small for it, every second word is written, or every third, and so on."""
+_EMPTY = "/////"
+"""The hatching of cells without a value."""
 _LINE = 0.75
 """The size of a label as a part of the line that it takes."""
 
@@ -56,9 +60,13 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
     # A map is never stretched beyond square cells: what is left of the width stays empty beside it.
     size = min(size, max(_SMALLEST_TEXT, _LINE * POINTS_PER_INCH * cell))
     line = size / _LINE / POINTS_PER_INCH
-    scale = 0.0 if figure.largest is None else _SCALE
-    titles = {panel: fitted(title, width / across - 0.2) for panel, title in figure.panel_titles.items()}
-    above = 0.1 + _TITLE * max(title.count("\n") + 1 for title in titles.values())
+    is_beside = figure.largest is None and down > 1
+    label = figure.value_label or (f"part of the {figure.measure}" if figure.measure else "")
+    scale = 0.0 if is_beside else _scale(label)
+    room = width / across - 0.2 - (_BESIDE if is_beside else 0.0)
+    titles = {panel: fitted(title, room) for panel, title in figure.panel_titles.items()}
+    lines = max(title.count("\n") + 1 for title in titles.values())
+    above = 0.1 + _TITLE * lines * points("axes.titlesize") / POINTS_PER_INCH
     # Above a place that is left empty in the last row, the words of the columns are written, too.
     labelled = 2 if down > 1 and len(panels) % across else 1
     canvas = Canvas(
@@ -68,19 +76,7 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for position, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
-        table = figure.table[figure.table[figure.panel] == panel]
-        values = figure.values_of(panel)
-        # In reading order: the first word is at the top.
-        if figure.largest is None:
-            end, beyond = end_of_scale(values.to_numpy(dtype=float))
-            axes.imshow(values, cmap=magnitudes(), vmin=0, vmax=end, aspect="equal")
-            if figure.digits is None:
-                _write_beyond(axes, values.to_numpy(dtype=float), beyond, cell)
-        else:
-            axes.imshow(values, cmap=DIVERGING, vmin=-figure.largest, vmax=figure.largest, aspect="equal")
-        _frames(axes, figure, table)
-        if figure.digits is not None:
-            write_numbers(axes, values, figure.digits, min(points("xtick.labelsize"), 0.24 * 72 * cell))
+        _draw(axes, figure, panel, cell)
         axes.set_title(titles[panel])
         along = every(list(columns), cell * len(columns), line) if position + across >= len(panels) else []
         up = every(list(rows), cell * len(rows), line) if position % across == 0 else []
@@ -90,9 +86,53 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.grid(visible=False)
-    if figure.largest is not None:
-        colour_scale(canvas, grid.flat[0].images[0], grid, width)
+    _scales(canvas, figure, grid, cell * len(rows), label)
+    # The first of two layouts finds the room for words at an angle, from which titles of several lines get theirs.
+    canvas.get_layout_engine().execute(canvas)  # type: ignore[union-attr]
     return canvas
+
+
+def _draw(axes: Axes, figure: WordMaps, panel: str, cell: float) -> None:
+    """Draw one map, with its frames and numbers. In reading order: the first word is at the top."""
+    values = figure.values_of(panel)
+    axes.patch.set(hatch=_EMPTY, edgecolor=GRID, linewidth=0)
+    if figure.largest is None:
+        end, beyond = end_of_scale(values.to_numpy(dtype=float))
+        axes.imshow(values, cmap=magnitudes(), vmin=0, vmax=end, aspect="equal")
+        if figure.digits is None:
+            _write_beyond(axes, values.to_numpy(dtype=float), beyond, cell)
+    else:
+        axes.imshow(values, cmap=DIVERGING, vmin=-figure.largest, vmax=figure.largest, aspect="equal")
+    _frames(axes, figure, figure.table[figure.table[figure.panel] == panel])
+    if figure.digits is not None:
+        write_numbers(axes, values, figure.digits, min(points("xtick.labelsize"), 0.24 * 72 * cell))
+
+
+def _scales(canvas: Canvas, figure: WordMaps, grid: np.ndarray, high: float, label: str) -> None:
+    """One colour scale below all maps if they share it, else one for each: below a single row of maps, beside those of several.
+
+    Args:
+        canvas: The figure's.
+        figure: What is drawn.
+        grid: The axes of the maps, in rows.
+        high: Height of a map in inches.
+        label: What the colours mean.
+    """
+    shown = grid.flat[: len(figure.panel_titles)]
+    if figure.largest is not None:
+        colour_scale(canvas, shown[0].images[0], grid, canvas.get_figwidth(), label)
+        return
+    for axes in shown:
+        if len(grid) == 1:
+            colour_scale(canvas, axes.images[0], axes, canvas.get_figwidth() / grid.shape[1], label)
+        else:
+            scale_beside(canvas, axes.images[0], axes, high)
+
+
+def _scale(label: str) -> float:
+    """Inches of the colour scale below the maps, with its numbers and its label."""
+    lines = points(scale=SMALL) + (points("axes.labelsize") if label else 0.0)
+    return _BAR + 1.6 * lines / POINTS_PER_INCH
 
 
 def _arrangement(sizes: tuple[int, int, int], room: tuple[float, float], largest: float) -> tuple[int, float]:

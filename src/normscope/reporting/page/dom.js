@@ -11,6 +11,8 @@ function make(tag, properties = {}, ...children) {
   return node;
 }
 
+const total = (values) => values.reduce((a, b) => a + b, 0);
+
 // Part of a text. Places count characters as Python does; JavaScript's own count those beyond U+FFFF, such as emoji, twice.
 const sliced = (text, start, end) => [...text].slice(start, end).join("");
 

@@ -162,7 +162,8 @@ def _plain(value: Any, kind: str, digits: int) -> Any:
 
 def _cell(value: Any, numeric: bool) -> str:
     if not numeric:
-        whole = f' title="{escape(value)}"' if len(str(value)) > _LONGEST_WORD else ""
+        text = value.striptags() if isinstance(value, Markup) else str(value)
+        whole = f' title="{escape(text)}"' if len(text) > _LONGEST_WORD else ""
         return f"<td{_WORD}{whole}>{escape(value)}</td>"
     if isinstance(value, str) or pd.isna(value):
         return f"<td>{value if isinstance(value, str) else ''}</td>"

@@ -7,16 +7,29 @@ const WHOLE_LAYER = "layer"; // in an address: the last stage, whatever its name
 const DEFAULTS = { measure: "attn_n", beside: "", minus: "", scale: "all", log: false, hideSelf: false, words: false };
 const TICKS = ["log", "hideSelf", "words"];
 
-// A token with its place; a target, a head or a span by its name alone.
+// A token with its place in the text, which regions such as words count in tokens too; a target, a head or a span by its name alone.
 function nameOf(map, side, at) {
   const names = map[side];
   const speaks = map.ofTargets && (side === "rows" || new Set(names).size === names.length);
-  return speaks ? names[at] : `${names[at]} (${at})`;
+  return speaks ? names[at] : `${names[at]} (${map.places?.[side]?.[at] ?? at})`;
 }
 
-// Rows or columns and their values, the largest first.
+// Rows or columns with their values and, for a tooltip, the exact tokens; the largest first.
 const ranking = (map, side, values) =>
-  values.map((value, at) => [nameOf(map, side, at), value]).filter(([, value]) => !Number.isNaN(value)).sort(([, a], [, b]) => Math.abs(b) - Math.abs(a)).slice(0, SHORTLIST);
+  values.map((value, at) => [nameOf(map, side, at), value, map.exact[side][at]]).filter(([, value]) => !Number.isNaN(value)).sort(([, a], [, b]) => Math.abs(b) - Math.abs(a)).slice(0, SHORTLIST);
+
+// The cell of a difference that is furthest from zero, in words.
+function changeIn({ rows, columns, values }) {
+  const at = values.reduce((best, value, cell) => (Math.abs(value) > Math.abs(values[best] || 0) ? cell : best), 0);
+  return values[at] ? `${rows[Math.floor(at / columns.length)]} ← ${columns[at % columns.length]} ${formatNumber(values[at], true)}` : "no difference";
+}
+
+// The row that receives most from another one; of targets, the first.
+function strongestRow({ rows, columns, values, ofTargets }) {
+  if (ofTargets) return 0;
+  const largest = rows.map((_, row) => Math.max(...Array.from(values.subarray(row * columns.length, (row + 1) * columns.length)).map((value, column) => (row === column ? 0 : Math.abs(value) || 0))));
+  return largest.indexOf(Math.max(...largest));
+}
 
 // Where a report keeps the explorer's selection: after "#explore?" in its address.
 const reportAddress = {
@@ -33,14 +46,12 @@ class Explorer {
     Object.assign(this, { root, data, address, onSelect });
     const last = data.sentences[0].layers.length - 1;
     this.defaults = { sentence: 0, layer: last, head: BLOCK, ...DEFAULTS, measure: data.measure ?? DEFAULTS.measure };
-    this.state = { ...this.defaults, ...data.start };
+    this.state = { ...this.defaults };
     this.extents = new Map(); // the largest values over layers and heads, by what is shown
-    this.pinned = undefined; // a row and, unless keys are another sequence, the same column
+    this.pinned = undefined; // a row and, unless keys are another sequence, the same column; undefined for the strongest row
     this.build();
-    if (address) {
-      this.fromAddress();
-      addEventListener("hashchange", () => { if (address.read()) this.fromAddress(); });
-    }
+    this.fromAddress();
+    if (address) addEventListener("hashchange", () => { if (address.read()) this.fromAddress(); });
     onColourScheme(() => this.draw());
     new ResizeObserver(() => setTimeout(() => this.resize())).observe(this.view.node);
   }
@@ -55,14 +66,16 @@ class Explorer {
       onMove: (at) => this.reading(at, this.other.map, isSigned(this.data, this.besideSelection)), onPin: (row, column) => this.pin(row, column),
     });
     this.otherLegend = make("div", { className: "legend" });
-    this.beside = make("div", { className: "beside", hidden: true }, this.other.node, this.otherLegend);
+    this.title = make("h3", { className: "map-title" });
+    this.otherTitle = make("h3", { className: "map-title" });
+    this.beside = make("div", { className: "beside", hidden: true }, this.otherTitle, this.other.node, this.otherLegend);
     this.every = make("div", { className: "every-head", hidden: true });
     this.strip = make("div", { className: "strip", role: "group", "aria-label": "Maps to choose from", hidden: true });
     this.legend = make("div", { className: "legend" });
     this.live = make("p", { className: "reading", "aria-live": "polite" });
     this.lists = make("div", { className: "lists" });
     this.arcs = make("figure", { className: "arcs", hidden: true });
-    const maps = make("div", { className: "maps" }, make("div", {}, this.view.node, this.every, this.legend), this.beside);
+    const maps = make("div", { className: "maps" }, make("div", {}, this.title, this.view.node, this.every, this.legend), this.beside);
     const left = make("div", { className: "map-side" }, this.strip, maps, this.live);
     this.root.classList.add("explorer");
     this.root.replaceChildren(this.controls(), make("div", { className: "explorer-body" }, left, this.lists), this.arcs);
@@ -117,14 +130,24 @@ class Explorer {
     return { ...this.state, head: Math.max(this.state.head, BLOCK) };
   }
 
-  change(changes) {
+  // A measure that single heads do not have is that of the block.
+  change({ token, ...changes }) {
+    if (changes.measure && !measuresOf(this.data, this.sentence, this.measuredHead).includes(changes.measure)) changes.head ??= BLOCK;
     if ("sentence" in changes || "words" in changes) {
       this.pinned = undefined;
       this.view.at = undefined;
     }
     Object.assign(this.state, changes);
+    this.pinned = token ?? this.pinned;
     this.draw();
     this.remember();
+  }
+
+  // Shows the place that a finding names; `view` is what an address keeps.
+  open(view) {
+    this.readInto(this.state, view);
+    this.view.at = undefined;
+    this.draw();
   }
 
   stepLayer(by) {
@@ -149,7 +172,8 @@ class Explorer {
     const measures = measuresOf(data, sentence, this.measuredHead);
     this.boxes.layer.closest(".field").hidden = !sentence.layers[0];
     this.boxes.head.closest("label").hidden = !single.length;
-    offer("measure", measures.map((name) => [name, data.measures[name]]));
+    if (!measures.includes(state.measure)) state.measure = measures[0];
+    offer("measure", this.everyMeasure.map((name) => [name, data.measures[name]]));
     this.boxes.sentence.closest("label").hidden = Boolean(data.strip);
     offer("beside", [["", "nothing"], ...measures.filter((name) => name !== state.measure).map((name) => [name, symbolOf(data.measures[name])])]);
     this.boxes.beside.closest("label").hidden = Boolean(data.strip) || measures.length < 2;
@@ -169,6 +193,12 @@ class Explorer {
     return isSigned(this.data, this.state);
   }
 
+  // Those of the block and of single heads.
+  get everyMeasure() {
+    const known = [BLOCK, 1].flatMap((head) => measuresOf(this.data, this.sentence, head));
+    return Object.keys(this.data.measures).filter((name) => known.includes(name));
+  }
+
   // EVERY_HEAD offers what single heads have.
   get measuredHead() {
     return this.state.head === EVERY_HEAD ? 1 : this.state.head;
@@ -183,7 +213,7 @@ class Explorer {
     this.beside.hidden = side || !this.state.beside;
     this.root.classList.toggle("two", !this.beside.hidden); // before maps are as wide as their places
     this.map = mapOf(this.data, this.selection);
-    this.pinned ??= this.map.rows.length > 1 ? 1 : 0;
+    this.pinned ??= strongestRow(this.map);
     this.colours = palette(this.root, this.signed ? "--diverging" : "--sequential");
     this.scale = this.scaleOf(this.map);
     if (side) this.drawHeads();
@@ -207,7 +237,8 @@ class Explorer {
     const colours = palette(this.root, isSigned(this.data, selection) ? "--diverging" : "--sequential");
     const scale = this.scaleOf(map, selection);
     this.other.show(map, (canvas) => paint(canvas, map, scale, colours), true);
-    this.otherLegend.replaceChildren(...this.legendOf(map, scale, colours, this.data.measures[selection.measure]));
+    this.otherTitle.textContent = this.titleOf(selection);
+    this.otherLegend.replaceChildren(...this.legendOf(map, scale, colours, selection));
   }
 
   // Small maps: what is shown, what it is compared with, and the difference; or all measures, each on a scale of its own.
@@ -217,7 +248,7 @@ class Explorer {
     const measures = measuresOf(this.data, this.sentence, this.measuredHead);
     const choices = this.data.paired
       ? [[this.data.paired[0], { sentence: 0, minus: "" }], [this.data.paired[1], { sentence: 1, minus: "" }], ["difference", { sentence: 0, minus: BEFORE }]]
-      : measures.map((measure) => [symbolOf(this.data.measures[measure]), { measure, minus: "" }]);
+      : this.everyMeasure.map((measure) => [symbolOf(this.data.measures[measure]), { measure, minus: "", ...(!measures.includes(measure) && { head: BLOCK }) }]);
     this.strip.replaceChildren(...choices.map(([title, choice]) => {
       const canvas = make("canvas", { "aria-hidden": "true" });
       const selection = { ...this.selection, ...choice };
@@ -227,7 +258,8 @@ class Explorer {
       const largest = shared ? this.scale.largest : largestOf(map.values, map.columns.length, this.scale.hideSelf);
       paint(canvas, map, { largest, difference, hideSelf: this.scale.hideSelf }, palette(this.root, difference ? "--diverging" : "--sequential"));
       const chosen = Object.entries(choice).every(([name, value]) => this.state[name] === value);
-      return make("button", { type: "button", "aria-pressed": String(chosen), onclick: () => this.change(choice) }, canvas, make("span", { title }, title));
+      const change = selection.minus ? [make("small", {}, changeIn(map))] : [];
+      return make("button", { type: "button", "aria-pressed": String(chosen), onclick: () => this.change(choice) }, canvas, make("span", { title }, title), ...change);
     }));
   }
 
@@ -279,37 +311,45 @@ class Explorer {
     }));
   }
 
-  measureTitle() {
-    const { measure, minus } = this.state;
+  measureTitle({ measure, minus, layer }) {
     const [kind, name] = minus.split(":");
     const title = this.data.measures[measure];
     if (kind === "measure") return `${symbolOf(title)} − ${symbolOf(this.data.measures[name])}, as shares of a row`;
     if (minus === BEFORE) return `${title}: ${this.data.paired.join(" − ")}`;
-    return kind === "layer" ? `${title}: layer ${this.sentence.layers[this.state.layer]} − layer ${name}` : title;
+    return kind === "layer" ? `${title}: layer ${this.sentence.layers[layer]} − layer ${name}` : title;
+  }
+
+  // What a map shows: its measure, layer and head.
+  titleOf(selection, head = selection.head) {
+    const number = !selection.minus.startsWith("layer:") && this.sentence.layers[selection.layer];
+    const heads = head === EVERY_HEAD ? "every head" : head ? `head ${head}` : this.sentence.heads && "all heads";
+    return [this.measureTitle(selection), number && `layer ${number}`, heads].filter(Boolean).join(", ");
   }
 
   drawLegend() {
-    this.legend.replaceChildren(...this.legendOf(this.map, this.scale, this.colours, this.measureTitle()));
+    this.title.textContent = this.titleOf(this.selection, this.state.head);
+    this.legend.replaceChildren(...this.legendOf(this.map, this.scale, this.colours, this.selection));
   }
 
-  legendOf(map, scale, colours, title) {
+  legendOf(map, scale, colours, { measure, minus }) {
     const { largest, difference, log, perRow, beyond } = scale;
     const end = perRow ? "the row's largest" : formatNumber(largest);
     const cells = beyond.map((at) => `${nameOf(map, "rows", Math.floor(at / map.columns.length))} ← ${nameOf(map, "columns", at % map.columns.length)} ${formatNumber(map.values[at], difference)}`);
     const low = log ? (perRow ? "a ten-thousandth of it" : formatNumber(largest / 10 ** DECADES)) : "0";
     const ticks = difference ? [perRow ? "less" : MINUS + end, "0", perRow ? "more" : `+${end}`] : [low, end];
-    const parts = [ramp(colours, ticks), make("span", { className: "legend-title" }, `${title}${log ? " (logarithmic)" : ""}`)];
+    const parts = [ramp(colours, ticks), make("span", { className: "legend-title" }, `${minus ? "difference" : symbolOf(this.data.measures[measure])}${log ? " (logarithmic)" : ""}`)];
     if (cells.length) parts.push(make("span", { className: "faint" }, `beyond the scale: ${cells.join(", ")}`));
-    return map.values.some(Number.isNaN) ? [...parts, make("span", { className: "faint" }, "grey: no value")] : parts;
+    const empty = minus ? "hatched: no value" : `hatched: ${map.rowWords ? "words" : "tokens"} that the row cannot see`;
+    return map.values.some(Number.isNaN) ? [...parts, make("span", { className: "faint" }, empty)] : parts;
   }
 
   reading(at, map = this.map, signed = this.signed) {
     const columns = map.columns.length;
     const [row, column] = [Math.floor(at / columns), at % columns];
-    const value = formatNumber(map.values[at], signed);
+    const value = Number.isNaN(map.values[at]) ? "no value" : formatNumber(map.values[at], signed);
     const [to, from] = [nameOf(map, "rows", row), nameOf(map, "columns", column)];
     this.live.textContent = map.ofTargets ? `${from} adds ${value}: ${to}` : `${to} receives ${value} from ${from}`;
-    return { value, tokens: `${to} ← ${from}` };
+    return { value, tokens: `${map.exact.rows[row]} (${row}) ← ${map.exact.columns[column]} (${column})` };
   }
 
   pin(row, column) {
@@ -341,7 +381,7 @@ class Explorer {
     const number = this.sentence.layers[layer];
     const name = `sentence${sentence + 1}_${number ? `layer${number}_` : ""}${head ? `head${head}` : "block"}_${measure}`;
     const onPaper = palette(this.root, this.signed ? "--paper-diverging" : "--paper-sequential");
-    const svg = () => mapSvg(this.map, this.scale, onPaper, this.measureTitle() + (number ? `, layer ${number}` : ""));
+    const svg = () => mapSvg(this.map, this.scale, onPaper, this.titleOf(this.selection));
     if (kind === "csv") download(`${name}.csv`, "text/csv", mapCsv(this.map));
     else if (kind === "svg") download(`${name}.svg`, "image/svg+xml", svg());
     else downloadPng(`${name}.png`, svg());
@@ -361,14 +401,8 @@ class Explorer {
   }
 
   fromAddress() {
-    const found = this.address.read();
-    const { data, state } = this;
-    if (found) this.readInto(state, found);
-    else Object.assign(state, this.defaults, data.start);
-    if (state.measure === WHOLE_LAYER) state.measure = measuresOf(data, this.sentence, BLOCK).at(-1);
-    const token = found?.has("token") ? Number(found.get("token")) : NaN;
-    this.pinned = token >= 0 && token < axesOf(this.sentence, state.words).rows.length ? token : undefined;
-    this.draw();
+    const found = this.address?.read();
+    this.open(found ?? new URLSearchParams(this.data.start ?? {}));
     if (found) this.address.reached?.(this.root);
   }
 
@@ -381,6 +415,9 @@ class Explorer {
     state.head = number("head", BLOCK);
     for (const name of ["measure", "beside", "minus", "scale"]) state[name] = given.get(name) ?? this.defaults[name];
     for (const name of TICKS) state[name] = given.has(name);
+    if (state.measure === WHOLE_LAYER) state.measure = measuresOf(this.data, this.sentence, BLOCK).at(-1);
+    const token = number("token", NaN);
+    this.pinned = token >= 0 && token < axesOf(this.sentence, state.words).rows.length ? token : undefined;
   }
 }
 

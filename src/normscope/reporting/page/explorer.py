@@ -12,50 +12,88 @@ from markupsafe import Markup
 from normscope.reporting.page.elements import environment
 from normscope.reporting.page.sections import Section, render
 from normscope.results.figures import TextPair, are_ranked
+from normscope.results.findings import Sentence
 from normscope.results.maps import SIGNED_MEASURES, TITLES, TokenMap, shares_of_rows
+from normscope.results.token_labels import continues, labels
 from normscope.rounding import counted
 
 _NEGATIVE = 1 << 15
 """The bit of a code that stands for a minus sign."""
 
+_UNSEEN = _NEGATIVE - 1
+"""The code of a cell without a value, whose query cannot see the key."""
+
 _KNEE = 1000
 """Where the explorer's codes change from equal steps to equal ratios."""
 
 
-def payload(token_maps: Sequence[TokenMap], measure: str = "", *, alone: bool = False) -> dict[str, Any]:
+def payload(token_maps: Sequence[TokenMap], finding: Sentence | None = None) -> dict[str, Any]:
     """The JSON content that the explorer's script reads.
 
     Args:
-        measure: The measure that is shown if the reader names none and the maps have it; ‖αf(x)‖ by default.
-        alone: Whether it is also what is shown first. Otherwise that is α beside ‖αf(x)‖ where they differ most, if the maps
-            have both.
+        finding: What the page says first: the explorer opens at its place, and shows its measure if the reader names none and
+            the maps have it (‖αf(x)‖ by default).
     """
+    said = Sentence("") if finding is None else finding
     return {
-        "measure": measure if measure in token_maps[0].maps else "attn_n",
-        "start": None if alone else _where_norms_differ(token_maps),
+        "measure": said.measure if said.measure in token_maps[0].maps else "attn_n",
+        "start": view_of(said, token_maps),
         "sentences": [packed(token_map) for token_map in token_maps],
         **about_measures(),
     }
 
 
-def _where_norms_differ(token_maps: Sequence[TokenMap]) -> dict[str, Any] | None:
-    """The state in which α is beside the ‖αf(x)‖ that differs most from it, of one head, or of a layer without single heads;
-    of differences, the layer with the largest.
+def view_of(finding: Sentence, token_maps: Sequence[TokenMap]) -> dict[str, Any]:
+    """What the explorer shows of a finding, as its address keeps it: texts, layers and heads count from 1, tokens from 0.
 
-    Both are shares of a row; the difference is the total variation distance, averaged over rows. The text is the shortest one:
-    two maps of it are seen whole.
+    What the finding leaves open is where α and ‖αf(x)‖ differ most, as shares of a row, in the mean over rows of the total
+    variation distance; of a finding about a category, the keys of that category count alone. If it has a measure of its own, or
+    the maps have not both, the block is shown; of differences, the layer with the largest.
     """
-    first = token_maps[0]
-    if first.is_difference:
-        return {"sentence": 0, "layer": first.layers.index(first.first_layer), "measure": first.leading}
-    number = min(range(len(token_maps)), key=lambda at: len(token_maps[at].queries))
-    weights, norms = (_by_head(token_maps[number], measure) for measure in ("attn_w", "attn_n"))
-    if weights is None or norms is None:
-        return None
-    distances = np.abs(shares_of_rows(weights) - shares_of_rows(norms)).sum(axis=-1).mean(axis=-1) / 2
-    layer, head = np.unravel_index(int(distances.argmax()), distances.shape)
-    place = {"sentence": number, "layer": int(layer), "head": int(head) + 1 if token_maps[number].heads else 0}
-    return {**place, "beside": "attn_w", "measure": "attn_n", "scale": "map"}
+    number = _text_of(finding, token_maps)
+    shown, place = token_maps[number], finding.place
+    asked = {name: place[name] for name in ("layer", "token") if name in place}
+    own = finding.measure if finding.measure in shown.maps and "layer" in place else ""
+    weights, norms = (_by_head(shown, measure) for measure in ("attn_w", "attn_n"))
+    if weights is None or norms is None or own not in ("", "attn_w", "attn_n"):
+        view = {"layer": shown.first_layer, "measure": own or shown.leading, "scale": "map"}
+        return {"sentence": number + 1, **view, **asked}
+    layers, heads = _asked_of(shown.layers, place.get("layer")), _asked_of(range(1, shown.heads + 1), place.get("head"))
+    category = place.get("category") if place.get("category") in shown.categories else None
+    differences = np.abs(shares_of_rows(weights) - shares_of_rows(norms)) / 2
+    if category is not None:
+        differences = differences * [each == category for each in shown.categories]
+    distances = differences.sum(axis=-1).mean(axis=-1)[np.ix_(layers, heads or [0])]
+    at_layer, at_head = np.unravel_index(int(distances.argmax()), distances.shape)
+    layer, head = layers[at_layer], heads[at_head] if heads else 0
+    cells = differences[layer, head]
+    # Of a category, the row of the key is looked at: its list says what it contributes.
+    row = cells.sum(axis=1 if category is None or shown.is_cross_attention else 0).argmax()
+    return {
+        "sentence": number + 1,
+        "layer": shown.layers[layer],
+        "head": head + 1 if heads else 0,
+        "measure": "attn_n",
+        "beside": "attn_w",
+        "scale": "map",
+        "token": int(row),
+        **asked,
+    }
+
+
+def _text_of(finding: Sentence, token_maps: Sequence[TokenMap]) -> int:
+    """The text that a finding names; otherwise the shortest one, of which two maps are seen whole, with a token of its category
+    if there is one."""
+    if 1 <= finding.place.get("text", 0) <= len(token_maps):
+        return int(finding.place["text"]) - 1
+    category = finding.place.get("category")
+    having = [number for number, each in enumerate(token_maps) if category in each.categories]
+    return min(having or range(len(token_maps)), key=lambda number: len(token_maps[number].queries))
+
+
+def _asked_of(numbers: Sequence[int], asked: int | None) -> list[int]:
+    """The places of the layers or heads that are looked at: the one that is asked for, if it is there, or all."""
+    return [numbers.index(asked)] if asked in numbers else list(range(len(numbers)))
 
 
 def _by_head(token_map: TokenMap, measure: str) -> np.ndarray | None:
@@ -75,30 +113,43 @@ def about_measures() -> dict[str, Any]:
 
 def packed(token_map: TokenMap) -> dict[str, Any]:
     """Values as codes relative to the largest in their layer; see `scaled`."""
+    seen_by_heads = token_map.seen(token_map.leading)[:, None] if token_map.head_maps else None
     return {
         "title": token_map.title,
         "queries": token_map.queries,
         "keys": token_map.keys,
+        "query_labels": labels(token_map.queries),
+        "key_labels": labels(token_map.keys),
         "is_cross_attention": token_map.is_cross_attention,
         "is_difference": token_map.is_difference,
         "of_targets": token_map.of_targets,
         "layers": token_map.layers,
         "heads": token_map.heads,
+        "places": {"rows": token_map.query_places, "columns": token_map.key_places},
         "query_words": token_map.query_words,
         "key_words": token_map.key_words,
         "tree": None if token_map.tree is None else dataclasses.asdict(token_map.tree),
-        "maps": {name: scaled(values) for name, values in token_map.maps.items()},
-        "head_maps": {name: scaled(values) for name, values in token_map.head_maps.items()},
+        "maps": packed_maps(token_map),
+        "head_maps": {name: scaled(values, seen_by_heads) for name, values in token_map.head_maps.items()},
         "norms": None if token_map.norms is None else scaled(token_map.norms),
     }
 
 
-def scaled(values: np.ndarray) -> dict[str, Any]:
+def packed_maps(token_map: TokenMap) -> dict[str, Any]:
+    """The maps of a text by measure, without those of single heads; see `scaled`."""
+    return {name: scaled(values, token_map.seen(name)) for name, values in token_map.maps.items()}
+
+
+def scaled(values: np.ndarray, seen: np.ndarray | None = None) -> dict[str, Any]:
     """Values with the three digits that a reader sees, compressed.
 
     Up to 1000 steps of 1/65535 of the layer's largest value, a code is the number of steps; above that, each code is larger by
     a thousandth than the one before. Errors are at most half a step, or 0.05% above the knee. High and low bytes stand apart,
     since only the former compress well. Of a negative value, the magnitude is coded, with the highest bit set.
+
+    Args:
+        values: Of any shape; the first axis counts layers.
+        seen: Where there is a value at all, in a shape that expands to that of the values; everywhere by default.
     """
     sizes = np.abs(values)
     largest = sizes.reshape(len(values), -1).max(axis=1).astype(float)
@@ -107,6 +158,8 @@ def scaled(values: np.ndarray) -> dict[str, Any]:
     above = _KNEE + np.log(np.maximum(steps, _KNEE) / _KNEE) / np.log1p(1 / _KNEE)
     codes = np.rint(np.where(steps <= _KNEE, steps, above)).astype(np.uint16).ravel()
     codes |= np.where(values < 0, _NEGATIVE, 0).astype(np.uint16).ravel()
+    if seen is not None:
+        codes[~np.broadcast_to(seen, values.shape).ravel()] = _UNSEEN
     planes = np.concatenate([codes >> 8, codes & 255]).astype(np.uint8)
     return {
         "largest": [float(f"{value:.9g}") for value in largest],
@@ -129,12 +182,17 @@ def pairs_payload(pairs: Iterable[TextPair]) -> list[dict[str, Any]]:
         {
             "title": pair.title,
             "measure": pair.measure,
-            "tokens_a": list(pair.tokens_a),
-            "tokens_b": list(pair.tokens_b),
+            "number": pair.number,
+            "texts": [_labelled(tokens) for tokens in (pair.tokens_a, pair.tokens_b)],
             "values": [float(f"{value:.5g}") for value in pair.matrix.ravel()],
         }
         for pair in pairs
     ]
+
+
+def _labelled(tokens: Sequence[str]) -> dict[str, Any]:
+    """The tokens of a text, how they read, and which of them continue a word."""
+    return {"tokens": list(tokens), "labels": labels(tokens), "continues": continues(tokens)}
 
 
 _LARGEST = 1_500_000
@@ -190,6 +248,36 @@ def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
     title = f"Explorer: what each {unit} adds" if of_targets else f"Explorer: {unit} by {unit}"
     place = Markup('<div id="explorer-root"></div>')
     return Section("explorer", title, note=f"{how} {note}".strip(), content=place)
+
+
+def reads_as_text(maps: Sequence[TokenMap]) -> bool:
+    """Whether a page shows maps as a text: a single row, of which it is known where its keys lie."""
+    return len(maps) == 1 and bool(maps[0].key_spans)
+
+
+def row_payload(of: TokenMap) -> dict[str, Any]:
+    """The JSON content that the script of a text reads; see `TokenMap.key_spans`."""
+    return {
+        **about_measures(),
+        "measure": of.leading,
+        "sentence": packed(of),
+        "spans": of.key_spans,
+        "apart": list(of.apart.items()),
+    }
+
+
+def row_section(note: str = "") -> Section:
+    """The section of a page with a text that is read for one query, whose data is `row_payload`.
+
+    Args:
+        note: What to know besides how to read it.
+    """
+    how = (
+        "The stronger the colour of a word, the more the query receives from it; hover over a word to see how much. The sum of "
+        "a sentence’s words is beside it, unless it is below a hundredth of the largest. Click a listed sentence to see it in "
+        "the text. What is named apart has no colour and is in no sum."
+    )
+    return Section("text", "The text", note=f"{how} {note}".strip(), content=Markup('<div id="row-root"></div>'))
 
 
 def explorer_page(maps: Sequence[TokenMap]) -> str:

@@ -49,14 +49,14 @@ function endOfScale(values, columns, hideSelf) {
 
 const isSelf = (at, columns) => Math.floor(at / columns) === at % columns;
 
-// Red, green, blue of every cell; null where it is hidden. `missing` is the colour of cells without a value.
-function cellColours(map, scale, colours, missing = [164, 164, 156]) {
+// Red, green, blue of every cell; null where it is hidden or has no value.
+function cellColours(map, scale, colours) {
   const columns = map.columns.length;
   const rowPosition = (row) =>
     positionOn({ ...scale, largest: scale.perRow ? largestOf(map.values, columns, scale.hideSelf, row * columns, (row + 1) * columns) : scale.largest });
   const positions = map.rows.map((_, row) => rowPosition(row));
   return Array.from(map.values, (value, at) =>
-    scale.hideSelf && isSelf(at, columns) ? null : Number.isNaN(value) ? missing : colours(positions[Math.floor(at / columns)](value)));
+    (scale.hideSelf && isSelf(at, columns)) || Number.isNaN(value) ? null : colours(positions[Math.floor(at / columns)](value)));
 }
 
 // One pixel per cell; the browser enlarges it.
@@ -65,7 +65,7 @@ function paint(canvas, map, scale, colours) {
   Object.assign(canvas, { width, height });
   const context = canvas.getContext("2d");
   const image = context.createImageData(width, height);
-  cellColours(map, scale, colours, channelsOf(styleValue(document.documentElement, "--missing"))).forEach((colour, at) => {
+  cellColours(map, scale, colours).forEach((colour, at) => {
     if (colour) image.data.set([...colour, 255], 4 * at);
   });
   context.putImageData(image, 0, 0);

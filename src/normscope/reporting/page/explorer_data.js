@@ -21,14 +21,17 @@ async function unpackMaps({ norms, maps, head_maps = {} }) {
   await Promise.all(packed.map(async (each) => {
     const bytes = await inflated(each.codes);
     const count = bytes.length / 2;
-    each.codes = Uint16Array.from({ length: count }, (_, at) => 256 * bytes[at] + bytes[count + at]);
+    each.codes = new Uint16Array(count);
+    for (let at = 0; at < count; at++) each.codes[at] = 256 * bytes[at] + bytes[count + at];
   }));
 }
 
-// The highest bit of a code is a minus sign.
+// The highest bit of a code is a minus sign; the largest one without it stands for no value: the query cannot see the key.
 const NEGATIVE = 1 << 15;
+const UNSEEN = NEGATIVE - 1;
 function unpack(packed, layer, at) {
   const code = packed.codes[at];
+  if (code === UNSEEN) return NaN;
   const size = SHARES[code & ~NEGATIVE] * packed.largest[layer];
   return code & NEGATIVE ? -size : size;
 }
@@ -36,7 +39,7 @@ function unpack(packed, layer, at) {
 // Values of one map, row by row: `layer` is an index, `head` is BLOCK or a number from 1.
 function tokenValues(sentence, measure, layer, head) {
   const [n, m] = [sentence.queries.length, sentence.keys.length];
-  const values = (packed, start) => Float64Array.from({ length: n * m }, (_, at) => unpack(packed, layer, start + at));
+  const values = (packed, start) => new Float64Array(n * m).map((_, at) => unpack(packed, layer, start + at));
   if (head === BLOCK) return values(sentence.maps[measure], layer * n * m);
   const place = layer * sentence.heads + head - 1;
   const ofHead = (name) => values(sentence.head_maps[name], place * n * m);
@@ -57,13 +60,13 @@ function membersOf(words) {
   return members;
 }
 
-// A word map: summed over the tokens of a column's word, averaged over those of a row's word.
+// A word map: summed over the tokens of a column's word, averaged over those of a row's word. A row that sees no token of a word
+// has no value.
 function wordValues(values, m, rows, columns) {
   const result = new Float64Array(rows.length * columns.length);
   rows.forEach((queries, i) => columns.forEach((keys, j) => {
-    let sum = 0;
-    for (const query of queries) for (const key of keys) sum += values[query * m + key];
-    result[i * columns.length + j] = sum / queries.length;
+    const seen = queries.flatMap((query) => keys.map((key) => values[query * m + key])).filter((value) => !Number.isNaN(value));
+    result[i * columns.length + j] = seen.length ? total(seen) / queries.length : NaN;
   }));
   return result;
 }
@@ -73,28 +76,27 @@ function rowShares(values, m) {
   const shares = Float64Array.from(values);
   for (let start = 0; start < shares.length; start += m) {
     const row = shares.subarray(start, start + m);
-    const sum = row.reduce((a, b) => a + b, 0);
+    const sum = total(row.filter((value) => !Number.isNaN(value)));
     if (sum) row.forEach((value, at) => { row[at] = value / sum; });
   }
   return shares;
 }
 
-// The rows and columns of the map: tokens, or words if the reader wants them; `roles` has the role of each in a conversation.
+// The rows and columns of the map: tokens, or words if the reader wants them, as they read; `exact` has them as the tokenizer
+// writes them, `roles` the role of each in a conversation.
 function axesOf(sentence, byWord) {
-  const { roles } = sentence;
-  const label = (tokens, members) => members.map((word) => word.map((token, at) => bare(tokens[token], at > 0)).join(""));
+  const { roles, queries, keys, query_labels: rows, key_labels: columns } = sentence;
   if (!byWord || !sentence.query_words) {
-    return { rows: sentence.queries, columns: sentence.keys, rowWords: null, columnWords: null, ofTargets: sentence.of_targets, roles };
+    return { rows, columns, exact: { rows: queries, columns: keys }, rowWords: null, columnWords: null, ofTargets: sentence.of_targets, roles, places: sentence.places };
   }
   const [rowWords, columnWords] = [membersOf(sentence.query_words), membersOf(sentence.key_words)];
-  return { rows: label(sentence.queries, rowWords), columns: label(sentence.keys, columnWords), rowWords, columnWords, roles: roles && rowWords.map(([first]) => roles[first]) };
+  const joined = (tokens, words) => words.map((word) => word.map((token) => tokens[token]).join(""));
+  return { rows: joined(rows, rowWords), columns: joined(columns, columnWords), exact: { rows: joined(queries, rowWords), columns: joined(keys, columnWords) },
+    rowWords, columnWords, roles: roles && rowWords.map(([first]) => roles[first]) };
 }
 
 // Where runs of one role begin.
 const beginsRole = (roles, at) => Boolean(roles) && roles[at] !== roles[at - 1];
-
-// A token without the marks of its tokenizer, if it continues a word.
-const bare = (token, continues) => (continues ? token.replace(/^##/, "") : token.replace(/^[▁Ġ]/, ""));
 
 // The map that a selection shows: rows, columns and values; a difference if something is subtracted.
 function mapOf(data, selection) {
@@ -123,7 +125,7 @@ function sinceBefore(data, selection, axes, shown) {
     return new Float64Array(shown.length).fill(NaN);
   }
   const other = mapOf(data, { ...selection, sentence: 1, layer, minus: "" });
-  const [rows, columns] = [aligned(axes.rows, other.rows), aligned(axes.columns, other.columns)];
+  const [rows, columns] = [aligned(axes.exact.rows, other.exact.rows), aligned(axes.exact.columns, other.exact.columns)];
   return shown.map((value, at) => {
     const [row, column] = [rows[Math.floor(at / columns.length)], columns[at % columns.length]];
     return row < 0 || column < 0 ? NaN : value - other.values[row * other.columns.length + column];

@@ -36,7 +36,7 @@ function mapCsv(map) {
   const columns = map.columns.length;
   const rows = Array.from(map.values, (value, at) => {
     const [i, j] = [Math.floor(at / columns), at % columns];
-    return [i, map.rows[i], j, map.columns[j], value];
+    return [i, map.exact.rows[i], j, map.exact.columns[j], Number.isNaN(value) ? "" : value];
   });
   return csvOf([["query", "query_token", "key", "key_token", "value"], ...rows]);
 }

@@ -74,11 +74,13 @@ class MapView {
     for (const [name, value] of Object.entries({ "--cell": `${size}px`, "--font": `${font}px`, "--rows": rows, "--columns": columns, "--label": `${labelWidth}px` })) {
       this.grid.style.setProperty(name, value);
     }
-    const { roles } = map;
-    const label = (token, at, text) =>
-      make("span", { title: roles ? `${token} (${roles[at]})` : token, "data-at": at, ...(beginsRole(roles, at) && { "data-role": roles[at] }) }, text);
-    this.rows.replaceChildren(...map.rows.map((token, at) => label(token, at, rowLabel(map, token))));
-    this.columns.replaceChildren(...map.columns.map((token, at) => label(token, at, columnLabel(token))));
+    const { roles, exact = map } = map;
+    const label = (side, at, text) => {
+      const token = exact[side][at];
+      return make("span", { title: roles ? `${token} (${roles[at]})` : token, "data-at": at, ...(beginsRole(roles, at) && { "data-role": roles[at] }) }, text);
+    };
+    this.rows.replaceChildren(...map.rows.map((token, at) => label("rows", at, rowLabel(map, token))));
+    this.columns.replaceChildren(...map.columns.map((token, at) => label("columns", at, columnLabel(token))));
     paintCells(this.canvas);
     this.borders.replaceChildren(...this.roleBorders(map));
     this.hideTip();

@@ -7,15 +7,15 @@ function ramp(colours, ticks) {
   return make("div", { className: "ramp" }, bar, make("div", { className: "ramp-ticks" }, ...ticks.map((tick) => make("span", {}, tick))));
 }
 
-// Titled lists of names and values, with bars that share a scale, in the order given. Of signed values, bars have the colours of
+// Titled lists of names, values and tooltips, with bars that share a scale, in the order given. Of signed values, bars have the colours of
 // either end of a diverging palette.
 function valueLists(lists, diverging) {
   const largest = Math.max(...lists.flatMap(([, entries]) => entries.map(([, value]) => Math.abs(value)))) || 1;
-  const rowOf = ([name, value]) => {
+  const rowOf = ([name, value, exact = name]) => {
     const bar = make("i", {});
     if (diverging) bar.style.background = `rgb(${diverging(0.5 + 0.3 * Math.sign(value))})`;
     bar.style.width = `${(100 * Math.abs(value)) / largest}%`;
-    return make("li", {}, make("span", { className: "token", title: name }, name), make("span", { className: "track" }, bar),
+    return make("li", {}, make("span", { className: "token", title: exact }, name), make("span", { className: "track" }, bar),
       make("b", {}, formatNumber(value, Boolean(diverging))));
   };
   return lists.map(([title, entries]) => make("section", {}, make("h3", {}, title), make("ol", { className: "ranks" }, ...entries.map(rowOf))));

@@ -1,6 +1,6 @@
 // The live page: a text is typed, and what the model makes of it is asked for and shown.
 
-const TYPING = 80; // milliseconds without a key before the server is asked
+const TYPING = 40; // milliseconds without a key before the server is asked
 
 class LivePage {
   // `saved` is what a page that was saved has in place of a server.
@@ -17,7 +17,10 @@ class LivePage {
     this.prediction = new PredictionView(document.getElementById("prediction"), {
       onTarget: (target) => this.change({ target, against: undefined }),
       onAgainst: (against) => this.change({ target: this.predicted.target, against }),
-      onHead: (layer, head) => this.explorer?.change({ layer: this.answers[0].layers.indexOf(layer), head }),
+      onHead: (layer, head) => {
+        this.explorer?.change({ layer: this.answers[0].layers.indexOf(layer), head });
+        document.getElementById("maps").scrollIntoView();
+      },
     });
     this.typed = new TypedTexts(document.getElementById("texts"), (text) => this.change({ text }));
     new Keeper(this.state, this.asker);
@@ -182,17 +185,45 @@ class LivePage {
     if (other) this.prediction.note(`${name}: ${other}`);
     if (!similar) {
       this.prediction.showPair(undefined);
-      this.text.colour(now.scores ?? [], now.sink);
+      this.text.colour(now.scores ?? [], now.first);
     }
     if (!similar) {
-      if (now.scores) this.prediction.showHeads(await this.orElse(this.ask("heads", 0, asked), () => {}));
+      if (!now.scores) return;
+      this.follow(now);
+      const grid = await this.orElse(this.ask("heads", 0, asked), () => {});
+      this.prediction.showHeads(grid);
+      this.follow(now, grid?.strongest[0]);
       return;
     }
     const pair = await this.orElse(this.ask("pair", 0, asked), (line) => this.prediction.note(line));
     this.prediction.showPair(pair);
     if (!pair) return;
-    const columns = pair.tokens_b.length + 1;
-    this.text.colour(pair.tokens_a.map((_, row) => total(pair.values.slice(row * columns, (row + 1) * columns))));
+    const [{ labels: rows }, { labels: others }] = pair.texts;
+    const columns = others.length + 1;
+    const added = rows.map((_, row) => total(pair.values.slice(row * columns, (row + 1) * columns)));
+    this.text.colour(added);
+    this.follow({ row: added.indexOf(Math.max(...added)) });
+  }
+
+  // Opens the map where an answer comes from: at the row that it is read from, or that adds most, and the head that adds most. Once
+  // the reader has chosen what the map shows, it stays.
+  follow({ row, is_read_there: isRead }, [layer, head] = []) {
+    this.place = { row, isRead, layer, head };
+    if (this.answers) this.open();
+  }
+
+  open() {
+    const { row, isRead, layer, ...place } = this.place ?? {};
+    const head = this.answers[0].maps?.heads && place.head;
+    const opened = document.getElementById("opened");
+    const follows = this.explorer && this.answers[0].maps && row < this.answers[0].labels.length && !this.state.hasView;
+    opened.hidden = !follows;
+    if (!follows) return;
+    const view = new URLSearchParams({ ...(layer && { layer }), ...(head && { head }), token: row, scale: "map" });
+    if (String(view) !== this.view || this.explorer.pinned !== row) this.explorer.open(view);
+    this.view = String(view);
+    const where = head ? `layer ${layer}, head ${head}, which adds most to the answer, and at ` : layer ? `layer ${layer} and ` : "";
+    opened.textContent = `The map opens at ${where}“${this.answers[0].labels[row]}”, ${isRead ? "where the answer is read" : "the token that adds most"}.`;
   }
 
   // A line about what is wrong; what was shown before stays, faint.
@@ -224,9 +255,13 @@ class LivePage {
     else {
       this.explorer = new Explorer(document.getElementById("explorer-root"), data, {
         address: { read: () => this.state.values, write: (kept) => this.state.setView(kept) },
-        onSelect: ({ token, words }) => this.drawMixing(words ? undefined : token),
+        onSelect: ({ token, words }) => {
+          document.getElementById("opened").hidden = this.state.hasView;
+          this.drawMixing(words ? undefined : token);
+        },
       });
     }
+    this.open();
   }
 
   drawMixing(token) {
@@ -234,7 +269,7 @@ class LivePage {
     const node = document.getElementById("mixing-chart");
     const chart = mixingChart({ room: node.clientWidth, layers: now.layers, now: now.by_layer, before: before?.by_layer, token, titles: this.about.methods });
     node.replaceChildren(chart, make("p", { className: "faint" }, "Mean over all tokens",
-      token === undefined ? "" : `; dashed: “${now.tokens[token]}”`, before ? `; pale: ${this.sides[1]}` : "", ". How much of each token’s vector comes from other tokens; on the right, in the last layer."));
+      token === undefined ? "" : `; dashed: “${now.labels[token]}”`, before ? `; pale: ${this.sides[1]}` : "", ". How much of each token’s vector comes from other tokens; on the right, in the last layer."));
   }
 }
 

@@ -34,7 +34,7 @@ function mixingChart({ layers, now, before, token, titles, room }) {
   const grid = [0, 0.25, 0.5, 0.75, 1].flatMap((share) => [
     drawn("line", { class: "axis", x1: left, x2: width - right, y1: y(share), y2: y(share) }),
     drawn("text", { class: "tick", x: left - 6, y: y(share) + 4, "text-anchor": "end" }, `${100 * share}%`)]);
-  const every = Math.ceil(layers.length / 16);
+  const every = Math.ceil(layers.length / (narrow ? 6 : 16));
   const ticks = layers.flatMap((layer, at) => (at % every ? [] : [drawn("text", { class: "tick", x: x(at), y: height - bottom + 16, "text-anchor": "middle" }, String(layer))]));
   const name = drawn("text", { class: "tick", x: (left + width - right) / 2, y: height - 2, "text-anchor": "middle" }, "layer");
   const means = now.methods.map((_, at) => now.ratios[at].map(mean));

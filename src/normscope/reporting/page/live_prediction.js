@@ -36,7 +36,7 @@ class PredictionView {
   // `now` and `before` are answers of the server; `against` is what is subtracted, `name` what `before` is of. Of `similar` texts,
   // what makes them so follows.
   show(now, before, { against, name, similar }) {
-    this.root.hidden = false;
+    this.root.hidden = similar && this.pairs.hidden; // a question waits for its answer
     this.lists.hidden = true;
     this.areValues = now.meaning === "value";
     this.name = name;
@@ -46,22 +46,22 @@ class PredictionView {
     const other = before && now.choices.length && before.value !== undefined ? `; ${name}: ${formatNumber(before.value, true)}` : "";
     this.sum.textContent = similar ? "" : (now.note ?? now.sum + other);
     if (similar) this.heads.hidden = true;
-    if (now.sink) this.note(now.sink);
+    if (now.first && !similar) this.note(now.first.said);
     this.rule.textContent = now.rule && !similar ? `${now.rule} Orange raises the value, purple lowers it; hover over a token to see its part.` : "";
     const probabilities = new Map(before?.choices ?? []);
     this.choices.hidden = !now.choices.length;
-    this.choices.replaceChildren(...now.choices.map(([name, probability]) => this.row(name, probability, probabilities.get(name), now.target, against)));
+    this.choices.replaceChildren(...now.choices.map(([name, probability]) => this.row(now, name, probability, probabilities.get(name), against)));
   }
 
-  // What is predicted, and the tokens that support it most. An attention sink supports everything.
-  answerOf({ choices, target, tokens, scores, sink }, against) {
+  // What is predicted, and the tokens that support it most.
+  answerOf({ choices, labels, target, tokens, scores }, against) {
     if (!scores) return "";
-    const most = scores.map((value, at) => [tokens[at], value]).slice(sink ? 1 : 0).filter(([, value]) => value > 0)
-      .sort(([, a], [, b]) => b - a).slice(0, NAMED).map(([token, value]) => `“${token.trim()}” (${formatNumber(value, true)})`);
+    const most = scores.map((value, at) => [tokens[at], value]).filter(([, value]) => value > 0)
+      .sort(([, a], [, b]) => b - a).slice(0, NAMED).map(([token, value]) => `“${token}” (${formatNumber(value, true)})`);
     const named = listed(most);
     if (!choices.length) return named && `${named} ${most.length > 1 ? "add" : "adds"} most.`;
     const [, value] = choices.find(([name]) => name === target);
-    const answer = `${this.areValues ? `${target}: ${formatNumber(value, true)}` : `“${target.trim()}” (${formatPercentage(value)})`}${against ? ` rather than “${against.trim()}”` : ""}.`;
+    const answer = `${this.areValues ? `${target}: ${formatNumber(value, true)}` : `“${labels[target]}” (${formatPercentage(value)})`}${against ? ` rather than “${labels[against]}”` : ""}.`;
     return named ? `${answer} ${named} ${most.length > 1 ? "support" : "supports"} it most.` : answer;
   }
 
@@ -84,19 +84,20 @@ class PredictionView {
 
   // A line below what is predicted.
   note(line) {
-    this.sum.append(make("br", {}), line);
+    this.root.hidden = false;
+    this.sum.append(...(this.sum.hasChildNodes() ? [make("br", {})] : []), line);
   }
 
-  row(name, probability, was, target, against) {
+  row({ labels, target }, name, probability, was, against) {
     const bar = make("i", {});
     const format = this.areValues ? (value) => formatNumber(value, true) : formatPercentage;
     bar.style.width = this.areValues ? "0" : `${100 * probability}%`;
     const mark = make("u", { hidden: this.areValues || was === undefined });
     mark.style.left = `${100 * (was ?? 0)}%`;
-    const other = name === target ? [] : [make("button", { type: "button", "aria-pressed": String(name === against), title: `why ${target} rather than ${name}`,
-      onclick: () => this.onAgainst(name === against ? undefined : name) }, "rather than")];
+    const other = name === target ? [] : [make("button", { type: "button", "aria-pressed": String(name === against), title: `why ${labels[target]} rather than ${labels[name]}`,
+      onclick: () => this.onAgainst(name) }, "rather than")];
     return make("li", { className: name === target ? "chosen" : "" },
-      make("button", { type: "button", className: "answer", "aria-pressed": String(name === target), title: name, onclick: () => this.onTarget(name) }, name),
+      make("button", { type: "button", className: "answer", "aria-pressed": String(name === target), title: name, onclick: () => this.onTarget(name) }, labels[name]),
       make("span", { className: "track" }, bar, mark),
       make("b", {}, format(probability), ...(was === undefined ? [] : [make("small", {}, ` ${this.name}: ${format(was)}`)])), make("span", {}, ...other));
   }
@@ -113,8 +114,9 @@ class PredictionView {
     const colours = palette(this.root, "--diverging");
     this.view.show(this.map, (canvas) => paint(canvas, this.map, { largest, difference: true }, colours));
     this.legend.replaceChildren(ramp(colours, [MINUS + formatNumber(largest), "0", `+${formatNumber(largest)}`]), make("span", {}, "added, directly and through later layers"));
-    const named = grid.strongest.map(([layer, head, value]) => `layer ${layer} head ${head} (${formatNumber(value, true)})`);
-    this.strongest.textContent = `Strongest: ${named.join(", ")}.`;
+    const named = grid.strongest.flatMap(([layer, head, value], at) => [at ? ", " : "",
+      make("button", { type: "button", className: "link", title: "Show its map", onclick: () => this.onHead(layer, head) }, `layer ${layer} head ${head}`), ` (${formatNumber(value, true)})`]);
+    this.strongest.replaceChildren("Strongest: ", ...named, ".");
     this.chosen.hidden = true;
   }
 
@@ -135,6 +137,7 @@ class PredictionView {
     this.pairs.hidden = !pair;
     this.pairs.classList.remove("stale");
     if (!pair) return;
+    this.root.hidden = false;
     this.answer.textContent = connectionsOf(pair);
     if (this.pairView) {
       this.pairView.pairs = [pair];
@@ -149,11 +152,12 @@ function listed(names) {
 }
 
 // The pairs of tokens of two texts that add most to their similarity.
-function connectionsOf({ tokens_a: rows, tokens_b: columns, values }) {
+function connectionsOf({ texts, values }) {
+  const [rows, columns] = texts.map(({ labels }) => labels);
   const width = columns.length + 1; // the last row and column are the biases
   const most = [...values].map((added, at) => ({ row: Math.floor(at / width), column: at % width, added }))
     .filter(({ row, column, added }) => added > 0 && row < rows.length && column < columns.length)
     .sort((a, b) => b.added - a.added).slice(0, NAMED)
-    .map(({ row, column, added }) => `${rows[row].trim()} – ${columns[column].trim()} (${formatNumber(added, true)})`);
+    .map(({ row, column, added }) => `${rows[row]} – ${columns[column]} (${formatNumber(added, true)})`);
   return most.length ? `The pairs that add most: ${listed(most)}.` : "";
 }

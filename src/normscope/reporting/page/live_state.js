@@ -35,6 +35,11 @@ class LiveState {
     this.set(Object.fromEntries(kept));
   }
 
+  // Whether the reader has chosen what the explorer shows.
+  get hasView() {
+    return VIEW.some((name) => this.has(name));
+  }
+
   get asked() {
     return Object.fromEntries(this.values);
   }

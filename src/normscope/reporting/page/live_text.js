@@ -47,39 +47,46 @@ class TextView {
     now.tokens.forEach((token, at) => {
       const counterpart = counterparts[at];
       if (before && counterpart >= 0) {
-        for (; next < counterpart; next++) chips.push(this.gone(before.tokens[next]));
+        for (; next < counterpart; next++) chips.push(this.gone(before, next));
         next = counterpart + 1;
       }
       if (beginsRole(now.roles, at)) chips.push(make("span", { className: "role" }, now.roles[at]));
-      const was = before && before.tokens[counterpart] !== token ? [make("s", {}, before.tokens[counterpart] ?? "new")] : [];
+      const was = before && before.tokens[counterpart] !== token ? [make("s", {}, before.labels[counterpart] ?? "new")] : [];
       if (was.length && counterpart < 0) was[0] = make("small", {}, "new");
-      chips.push(make("button", { type: "button", "data-at": at, className: was.length ? "changed" : "", onclick: () => this.pick(at) }, make("span", {}, token), ...was));
+      chips.push(make("button", { type: "button", "data-at": at, className: was.length ? "changed" : "", onclick: () => this.pick(at) }, make("span", {}, now.labels[at]), ...was));
     });
-    if (before) for (; next < before.tokens.length; next++) chips.push(this.gone(before.tokens[next]));
+    if (before) for (; next < before.tokens.length; next++) chips.push(this.gone(before, next));
     this.tokens.replaceChildren(...chips);
     this.colour();
     this.close();
   }
 
-  gone(token) {
-    return make("button", { type: "button", className: "gone", disabled: true, title: "deleted" }, make("s", {}, token));
+  gone({ labels, tokens }, at) {
+    return make("button", { type: "button", className: "gone", disabled: true, title: `deleted: ${tokens[at]}` }, make("s", {}, labels[at]));
   }
 
-  // Colours tokens by scores on a diverging scale; without scores, not at all. An attention sink, the first token, sets no end of
-  // the scale.
-  colour(scores, sink) {
-    if (scores !== undefined) Object.assign(this, { scores, sink });
-    const largest = Math.max(0, ...(this.scores ?? []).slice(this.sink ? 1 : 0).map(Math.abs)) || 1;
+  // Colours tokens by scores on a diverging scale; without scores, not at all. `first` is what the first position of a causal model
+  // adds whatever the word in it: it stands before the tokens, on their scale, and sets no end of it.
+  colour(scores, first) {
+    if (scores !== undefined) Object.assign(this, { scores, first });
+    const largest = Math.max(0, ...(this.scores ?? []).map(Math.abs)) || 1;
     const colours = palette(this.root, "--diverging");
     if (!this.now) return;
-    for (const chip of this.tokens.querySelectorAll("[data-at]")) {
-      const value = this.scores?.length === this.now.tokens.length ? this.scores[chip.dataset.at] : undefined;
-      const strength = Math.max(-1, Math.min(1, value / largest));
-      const channels = value === undefined || (this.sink && chip.dataset.at === "0") ? undefined : colours(0.5 + 0.33 * strength);
+    const known = this.scores?.length === this.now.tokens.length;
+    const paint = (chip, value) => {
+      const channels = value === undefined ? undefined : colours(0.5 + 0.33 * Math.max(-1, Math.min(1, value / largest)));
       chip.style.background = channels ? `rgb(${channels})` : "";
       chip.style.color = channels ? readableOn(channels) : "";
-      chip.title = value === undefined ? "" : `adds ${formatNumber(value, true)}`;
-    }
+      const token = this.now.tokens[chip.dataset.at];
+      chip.title = value === undefined ? token : `${token} adds ${formatNumber(value, true)}`;
+    };
+    for (const chip of this.tokens.querySelectorAll("[data-at]")) paint(chip, known ? this.scores[chip.dataset.at] : undefined);
+    this.tokens.querySelector(".position")?.remove();
+    if (!known || !this.first) return;
+    const row = make("span", { className: "position" }, `${this.first.name}: ${formatNumber(this.first.value, true)}`);
+    paint(row, this.first.value);
+    row.title = this.first.said;
+    this.tokens.prepend(row);
   }
 
   // Offers what may be done to a token, unless the tokenizer does not say where it lies.

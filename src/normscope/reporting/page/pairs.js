@@ -51,12 +51,12 @@ class PairView {
   }
 
   get tokens() {
-    return [this.pair.tokens_a, this.pair.tokens_b];
+    return this.pair.texts.map(({ labels }) => labels);
   }
 
   // What a token of the first text adds with one of the second; the number after the last token stands for the biases.
   value(row, column) {
-    return this.pair.values[row * (this.pair.tokens_b.length + 1) + column];
+    return this.pair.values[row * (this.tokens[1].length + 1) + column];
   }
 
   // What a token adds with each token of the other text.
@@ -89,7 +89,8 @@ class PairView {
   draw() {
     if (!this.root.isConnected) return;
     const [rows, columns] = this.tokens.map((tokens) => [...tokens, "bias"]);
-    this.map = { rows, columns, values: Float64Array.from(this.pair.values) };
+    const [exactRows, exactColumns] = this.pair.texts.map(({ tokens }) => [...tokens, "bias"]);
+    this.map = { rows, columns, exact: { rows: exactRows, columns: exactColumns }, values: Float64Array.from(this.pair.values) };
     const cells = this.tokens[0].flatMap((_, at) => this.partners({ side: 0, at }));
     this.sums = [0, 1].map((side) => this.tokens[side].map((_, at) => total(this.partners({ side, at }))));
     const [largest, words, all] = [Math.max(...cells.map(Math.abs)), total(cells), total(this.pair.values)];
@@ -97,7 +98,7 @@ class PairView {
     this.colours = palette(this.root, "--diverging");
     this.sum.replaceChildren(`${this.pair.measure} `, make("b", {}, formatNumber(all)), " = tokens ", make("b", {}, formatNumber(words)),
       all < words ? " − biases " : " + biases ", make("b", {}, formatNumber(Math.abs(all - words))));
-    this.texts.forEach((node, side) => node.replaceChildren(...spans(this.tokens[side])));
+    this.texts.forEach((node, side) => node.replaceChildren(...spans(this.pair.texts[side])));
     this.view.show(this.map, (canvas) => paint(canvas, this.map, this.scale, this.colours));
     this.legend.replaceChildren(ramp(this.colours, [MINUS + formatNumber(largest), "0", `+${formatNumber(largest)}`]),
       make("span", {}, `added to the ${this.pair.measure}; cells of a bias may go beyond the scale`), this.saves);
@@ -149,14 +150,9 @@ class PairView {
   }
 }
 
-const total = (values) => values.reduce((a, b) => a + b, 0);
-
 // Tokens as running text: pieces of a word stand together.
-function spans(tokens) {
-  const starts = tokens.some((token) => /^[▁Ġ]/.test(token)) ? /^[▁Ġ]/ : /^(?!##)/;
-  return tokens.map((token, at) => make("span", { "data-at": at, className: starts.test(token) ? "word" : "piece" },
-    token.replace(/^(##|[▁Ġ])(?=.)/, "")));
-}
+const spans = ({ tokens, labels, continues }) =>
+  labels.map((label, at) => make("span", { "data-at": at, className: continues[at] ? "piece" : "word", title: tokens[at] }, label));
 
 // Black or white, whichever has more contrast.
 function readableOn(channels) {

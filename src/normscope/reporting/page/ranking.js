@@ -9,7 +9,7 @@ class RankingView {
   constructor(root, pairs, view) {
     Object.assign(this, { root, view, chosen: 0 });
     this.documents = pairs.slice(0, LISTED_DOCUMENTS).map(partsOf);
-    this.query = pairs[0].tokens_a;
+    this.query = pairs[0].texts[0];
     this.left = pairs.length - this.documents.length;
     onColourScheme(() => this.draw());
   }
@@ -28,13 +28,14 @@ class RankingView {
   }
 
   itemOf(document, at) {
-    const { rank, total: value, tokens, sums, parts } = document;
-    const text = make("p", { className: "pair-text" }, ...spans(tokens));
+    const { rank, number, total: value, text: shown, sums, parts } = document;
+    const text = make("p", { className: "pair-text" }, ...spans(shown));
     [...text.children].forEach((span, place) => this.colour(span, sums[place]));
     const bars = make("ol", { className: "ranks" }, ...DIFFERENCES.map((name, part) => this.barOf(name, parts[part])));
     const next = this.documents[at + 1];
     const head = make("button", { type: "button", className: "document-head", onclick: () => this.choose(at, true) },
-      make("span", { className: "rank" }, `${rank}.`), make("b", {}, formatNumber(value)));
+      make("span", { className: "rank" }, `${rank}.`), make("b", {}, formatNumber(value)),
+      make("span", { className: "faint" }, `document ${number}`));
     return make("li", {}, head, text, bars, ...(next ? [make("p", { className: "ahead faint" }, aheadOf(document, next))] : []));
   }
 
@@ -67,10 +68,11 @@ class RankingView {
 
 // What each token of a document adds together with all tokens of the query, and what all tokens and the biases add.
 function partsOf(pair, at) {
-  const columns = pair.tokens_b.length;
-  const sums = pair.tokens_b.map((_, column) => total(pair.tokens_a.map((__, row) => pair.values[row * (columns + 1) + column])));
+  const [query, text] = pair.texts;
+  const columns = text.labels.length;
+  const sums = text.labels.map((_, column) => total(query.labels.map((__, row) => pair.values[row * (columns + 1) + column])));
   const [all, words] = [total(pair.values), total(sums)];
-  return { rank: at + 1, total: all, tokens: pair.tokens_b, sums, parts: [words, all - words] };
+  return { rank: at + 1, number: pair.number, total: all, text, sums, parts: [words, all - words] };
 }
 
 // "0.052 ahead of the next: tokens +0.048, constant part +0.004"

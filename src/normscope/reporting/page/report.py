@@ -12,16 +12,28 @@ from normscope.analyses.registry import analyses
 from normscope.distribution import VERSION
 from normscope.errors import cut
 from normscope.reporting.page.elements import SHOWN_ROWS, id_of_table, readable, table, table_data, without_folders
-from normscope.reporting.page.explorer import explorer_section, pairs_payload, payload, place_of_pairs, within_limit
+from normscope.reporting.page.explorer import (
+    explorer_section,
+    pairs_payload,
+    payload,
+    place_of_pairs,
+    reads_as_text,
+    row_payload,
+    row_section,
+    view_of,
+    within_limit,
+)
 from normscope.reporting.page.paper import Run, sections_of_paper
 from normscope.reporting.page.sections import Folded, Measure, Section, render
 from normscope.reporting.tracking import layers_label
 from normscope.results.codes import in_prose, in_words
 from normscope.results.figures import Figure, WordMaps, pairs_of
 from normscope.results.findings import Sentence, ranked
+from normscope.results.maps import TokenMap
 from normscope.results.measures import title
 from normscope.results.result import Result
 from normscope.results.run_tables import tables_of
+from normscope.results.token_labels import label
 from normscope.rounding import begun, counted, duration, number
 from normscope.streams import Progress, no_bar, shell_word
 
@@ -73,7 +85,7 @@ def page(result: Result, progress: Progress = no_bar) -> str:
         sections,
         subtitle=" · ".join(map(title, result.analyses)),
         facts=_facts(facts, config),
-        explorer=payload(result.maps, top[0].measure if top else "") if result.maps else None,
+        explorer=payload(result.maps, next(iter(top), None)) if result.maps else None,
         pairs={name: pairs_payload(pairs_of(_figures(name, result).values())) for name in result.analyses},
     )
 
@@ -85,14 +97,16 @@ _TITLE = 80
 def _page_of_texts(result: Result) -> str:
     """The page of what no analysis has made: the result of single texts."""
     shown = {name: rows for name, rows in result.tables.items() if len(rows) <= _LONGEST}
-    findings = _linked([Sentence.of(sentence) for sentence in result.sentences], result, shown)
+    said = [Sentence.of(sentence) for sentence in result.sentences]
     maps, notes = within_limit(result.maps)
+    read = reads_as_text(maps)
+    findings = _linked(said, result, shown, [] if read else maps)
     drawn = {name: figure for name, figure in result.figures.items() if not _is_pair(figure)}
     pairs = pairs_of(result.figures.values())
     facts = table(pd.DataFrame(_flat(result.facts), columns=["key", "value"]), "Facts of the result")
     sections = [
         Section("findings", "Findings", findings=findings, ordered=True, remarks=list(map(begun, result.notes))),
-        *([explorer_section(maps, " ".join(notes))] if maps else []),
+        *([row_section(" ".join(notes)) if read else explorer_section(maps, " ".join(notes))] if maps else []),
         Section(
             "results",
             "Results",
@@ -102,13 +116,22 @@ def _page_of_texts(result: Result) -> str:
         ),
         Section("provenance", "Provenance", content=facts),
     ]
-    measure = next(iter(maps[0].maps)) if maps else ""
+    text, model = str(result.config.get("text", "")), without_folders(result.facts["model"])
     return render(
-        f"{cut(str(result.config.get('text', '')), _TITLE)} in {without_folders(result.facts['model'])}",
+        _title_of_row(maps[0], result.facts) if read else f"{cut(text, _TITLE)} in {model}",
         sections,
-        explorer=payload(maps, measure, alone=len(maps[0].maps) == 1) if maps else None,
+        subtitle=f"{cut(text, _TITLE)} · {model}" if read else "",
+        explorer=payload(maps, next(iter(said), None)) if maps and not read else None,
         pairs={"pairs": pairs_payload(pairs)} if pairs else {},
+        row=row_payload(maps[0]) if read else None,
     )
+
+
+def _title_of_row(of: TokenMap, facts: Mapping[str, Any]) -> str:
+    """Which query of what text a page is about."""
+    place, tokens = of.query_places[0], facts.get("tokens", 0)  # that of an older version has none
+    which = "the last token" if place == tokens - 1 else f"token {place:,}"
+    return f"What {which}, “{label(of.queries[0])}”,{f' of {tokens:,}' if tokens else ''} takes"
 
 
 def _not_shown(result: Result) -> str:
@@ -217,12 +240,23 @@ def _figures(name: str, result: Result) -> dict[str, Figure]:
     return {full: result.figures[full] for full in result.owned_by(name, result.figures)}
 
 
-def _linked(sentences: Sequence[Sentence], result: Result, shown: Mapping[str, pd.DataFrame]) -> list[Sentence]:
-    """Findings with the names of the elements that show them; without names of what the page does not have."""
+def _linked(
+    sentences: Sequence[Sentence],
+    result: Result,
+    shown: Mapping[str, pd.DataFrame],
+    maps: Sequence[TokenMap] | None = None,
+) -> list[Sentence]:
+    """Findings with the names of the elements that show them, and what the explorer shows of them, as far as the page has both.
+
+    Args:
+        maps: Those of the explorer; all of the result by default.
+    """
+    explored = result.maps if maps is None else maps
     return [
         sentence.but(
             figure=sentence.figure if sentence.figure in result.figures else "",
             table=id_of_table(sentence.table) if sentence.table in shown else "",
+            place=view_of(sentence, explored) if sentence.place and explored else {},
         )
         for sentence in sentences
     ]
