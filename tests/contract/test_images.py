@@ -17,6 +17,7 @@ from normscope.errors import InputError
 from normscope.models.load import input_reading
 from normscope.models.load.text_batches import batch_from_texts
 from normscope.reporting.drawing import laid_out
+from normscope.results.maps import pixels_of
 from tests.contract.test_vectors import IMAGES, SMALL, explicit, made
 
 SIZE = {"height": 32, "width": 32}
@@ -209,14 +210,14 @@ def test_a_map_is_laid_on_the_picture_and_saved_with_it(wrapped, tmp_path):
     for each in (result, again):
         (found,) = each.maps
         drawn = found.figure(layer=2)
-        np.testing.assert_array_equal(drawn.picture, np.array(image))
-        np.testing.assert_allclose(drawn.maps["attn_w"], found.maps["attn_w"][1][0, 3:].reshape(4, 4))
+        np.testing.assert_array_equal(pixels_of(drawn.image), np.array(image))
+        np.testing.assert_allclose(drawn.values_of("attn_w"), found.maps["attn_w"][1][0, 3:].reshape(4, 4))
         row = found.maps["attn_n"][1][0]
         share = row[0] / row.sum()
         assert re.match(r"\[CLS\] ([\d.]+)% · \[REGISTER1\] ", drawn.beside["attn_n"])[1] == f"{100 * share:.1f}"
     canvas = laid_out(again.maps[0].figure(layer=2))
     panels = canvas.axes[: 1 + len(found.maps) - 1]  # the picture, and the measures that are not signed
-    assert [panel.get_title().split()[0] for panel in panels[:3]] == ["picture", "α", "‖αf(x)‖"]
+    assert [panel.get_title().split()[0] for panel in panels[:3]] == ["image", "α", "‖αf(x)‖"]
     tops = {round(panel.get_position().y1, 6) for panel in panels}
     assert len(tops) == 1, "pictures are level"
     np.testing.assert_allclose(panels[1].images[1].get_array(), found.maps["attn_w"][1][0, 3:].reshape(4, 4))
@@ -225,7 +226,7 @@ def test_a_map_is_laid_on_the_picture_and_saved_with_it(wrapped, tmp_path):
 
 def test_without_a_token_before_the_patches_all_tokens_are_read(wrapped):
     (found,) = normscope.decompose(wrapped("siglip"), pixels()).maps
-    np.testing.assert_allclose(found.figure(layer=1).maps["attn_w"], found.maps["attn_w"][0].mean(axis=0).reshape(4, 4))
+    np.testing.assert_allclose(found.figure(layer=1).values_of("attn_w"), found.maps["attn_w"][0].mean(axis=0).reshape(4, 4))
 
 
 def test_images_that_cannot_be_read_are_one_line(wrapped, tmp_path, monkeypatch):

@@ -172,7 +172,17 @@ OWNERS = {
         "reporting/palette.py",
         *(
             f"reporting/figures/{kind}.py"
-            for kind in ("dots", "heatmaps", "layout", "lines", "profiles", "scatter", "style", "word_maps")
+            for kind in (
+                "dots",
+                "heatmaps",
+                "layout",
+                "lines",
+                "patch_maps",
+                "profiles",
+                "scatter",
+                "style",
+                "word_maps",
+            )
         ),
     },
 }

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
 from normscope.errors import InputError, one_line
 from normscope.results import figures
@@ -261,18 +261,23 @@ class WordMaps:
         return any(end_of_scale(self.values_of(panel).to_numpy(dtype=float))[1] for panel in self.panel_titles)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class PatchMaps:
-    """What a token takes from the patches of a picture, laid on the picture, side by side; each map has its own scale."""
+    """What a token takes from the patches of an image, laid on the image, side by side; each map has its own scale."""
 
-    picture: UInt8[np.ndarray, "row column 3"]
-    """Red, green and blue from 0 to 255, as the model has read them."""
-    maps: Mapping[str, Float[np.ndarray, "patch_row patch_column"]]
-    """By panel; not negative."""
+    table: pd.DataFrame
+    """The columns `panel`, `row` and `column` of a patch, from 0, and `value`, which is not negative."""
+    image: str
+    """The image as the model has read it: the content of a PNG file in base 64."""
     panel_titles: Mapping[str, str]
     beside: Mapping[str, str]
     """What the token takes from tokens that are no patches, in words, by panel."""
     caption: str
+
+    def values_of(self, panel: str) -> pd.DataFrame:
+        """The patches of a panel, as they lie in the image."""
+        rows = self.table[self.table["panel"] == panel]
+        return rows.pivot(index="row", columns="column", values="value")
 
 
 @dataclasses.dataclass(frozen=True)

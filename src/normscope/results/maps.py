@@ -91,16 +91,11 @@ class PatchedImage:
         return self.grid[0] * self.grid[1]
 
     @property
-    def png(self) -> bytes:
-        """The image as the content of a PNG file."""
+    def png(self) -> str:
+        """The content of a PNG file, in base 64."""
         content = io.BytesIO()
         Image.fromarray(self.pixels).save(content, "PNG")
-        return content.getvalue()
-
-    @classmethod
-    def of_png(cls, content: bytes, grid: tuple[int, int]) -> "PatchedImage":
-        """An image from the content of a PNG file."""
-        return cls(np.asarray(Image.open(io.BytesIO(content)).convert("RGB")), grid)
+        return base64.b64encode(content.getvalue()).decode()
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -262,20 +257,26 @@ class TokenMap:
     def _on_image(self, image: PatchedImage, layer: int, titles: Mapping[str, str]) -> PatchMaps:
         """What the first token takes from the patches in a layer; without a token before them, what all tokens take."""
         before = len(self.keys) - image.patches
-        maps, beside = {}, {}
+        cells, beside = {}, {}
         for measure in titles:
             values = self.maps[measure][self.layers.index(layer)]
             row = values[0] if before else values.mean(axis=0)
-            maps[measure] = row[before:].reshape(image.grid)
+            cells[measure] = row[before:].reshape(image.grid)
             shares = row[:before] / max(float(row.sum()), np.finfo(row.dtype).tiny)
             beside[measure] = " · ".join(
                 f"{token} {percentage(float(share))}" for token, share in zip(self.keys, shares, strict=False)
             )
+        table = tidy(
+            {"value": np.stack([*cells.values()])},
+            panel=list(cells),
+            row=range(image.grid[0]),
+            column=range(image.grid[1]),
+        )
         who = f"{self.queries[0]} takes" if before else "all tokens take on average"
         caption = f"{self.title}: what {who} from each patch in layer {layer}; darker is more."
         if before:
             caption += " Below each map: the share of all that it takes that comes from tokens that are no patches."
-        return PatchMaps(image.pixels, maps, titles, beside, caption)
+        return PatchMaps(table, image.png, titles, beside, caption)
 
     def _cells(self, measure: str, layer: int) -> np.ndarray:
         """The map of one layer as it is drawn: NaN where a query cannot see a key."""
@@ -370,9 +371,7 @@ def _text(text: TokenMap) -> dict[str, Any]:
         "maps": list(text.maps),
         "head_maps": list(text.head_maps),
         "tree": None if text.tree is None else dataclasses.asdict(text.tree),
-        "image": None
-        if text.image is None
-        else {"png": base64.b64encode(text.image.png).decode(), "grid": text.image.grid},
+        "image": None if text.image is None else {"png": text.image.png, "grid": text.image.grid},
     }
 
 
@@ -433,7 +432,20 @@ def _image(content: Any) -> PatchedImage | None:
     if content is None:
         return None
     rows, columns = content["grid"]
-    return PatchedImage.of_png(base64.b64decode(content["png"]), (int(rows), int(columns)))
+    return PatchedImage(pixels_of(content["png"]), (int(rows), int(columns)))
+
+
+def pixels_of(png: str) -> UInt8[np.ndarray, "row column 3"]:
+    """Red, green and blue of the pixels in the content of a PNG file, in base 64.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    try:
+        with Image.open(io.BytesIO(base64.b64decode(png)), formats=["PNG"]) as image:
+            return np.asarray(image.convert("RGB"))
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError("the image is damaged") from error
 
 
 def _values(rows: pd.DataFrame, name: str, heads: int, pairs: tuple[int, int, int]) -> np.ndarray:

@@ -72,12 +72,13 @@ class VectorModel(PreTrainedModel):
         config.pad_token_id = None  # the number of a text's token
         super().__init__(config)
         self.model = model
-        self._can_set_attn_implementation = model._can_set_attn_implementation  # type: ignore[method-assign]
+        self._can_set_attn_implementation = model._can_set_attn_implementation
         self.probe = dict(probe)
         call = self._entry(self._noise(0))
         self._layer = call.layer
         vectors = call.vectors[0].detach().clone()
-        self.table = _Table(*vectors.shape, _weight=vectors)
+        tokens, width = vectors.shape
+        self.table = _Table(tokens, width, _weight=vectors)
         self.table.weight.requires_grad_(False)
         self.eval()
 

@@ -1,39 +1,42 @@
-"""What a token takes from the patches of a picture, laid on the picture."""
+"""What a token takes from the patches of an image, laid on the image."""
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure as Canvas
+from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from normscope.reporting.figures.layout import fitted
 from normscope.reporting.figures.style import SMALL, magnitudes, points
 from normscope.results.figures import PatchMaps, end_of_scale
+from normscope.results.maps import pixels_of
 
 _ABOVE, _BELOW = 0.35, 0.75
-"""Inches above a picture, for its title, and below it, for a scale and for what other tokens give."""
+"""Inches above an image, for its title, and below it, for a scale and for what other tokens give."""
 _SCALE = (0.0, -0.2, 1.0, 0.04)
 """Where the colour scale of a map is: left, bottom, width and height, in parts of the map."""
 _OPAQUE = 0.9
-"""How much of the picture the colour of the end of the scale hides."""
+"""How much of the image the colour of the end of the scale hides."""
 _GREY = np.array([0.299, 0.587, 0.114])
 """What red, green and blue add to the brightness of a pixel (ITU-R BT.601)."""
 
 
 def patch_maps(figure: PatchMaps, width: float) -> Canvas:
-    """The picture, and beside it each map on the picture in grey."""
-    rows, columns, _ = figure.picture.shape
-    across = 1 + len(figure.maps)
+    """The image, and beside it each map on the image in grey."""
+    pixels = pixels_of(figure.image)
+    rows, columns, _ = pixels.shape
+    across = 1 + len(figure.panel_titles)
     high = (width / across - 0.15) * rows / columns
     canvas = Canvas(figsize=(width, high + _ABOVE + _BELOW), layout="constrained")
     panels = canvas.subplots(1, across, squeeze=False)[0]
-    titles = ["picture", *(fitted(figure.panel_titles[panel], width / across - 0.2) for panel in figure.maps)]
+    titles = ["image", *(fitted(title, width / across - 0.2) for title in figure.panel_titles.values())]
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title)
-    panels[0].imshow(figure.picture)
+    panels[0].imshow(pixels)
     _plain(panels[0])
-    for axes, (panel, values) in zip(panels[1:], figure.maps.items(), strict=True):
-        image = _on_picture(axes, figure.picture, values)
+    for axes, panel in zip(panels[1:], figure.panel_titles, strict=True):
+        image = _on_image(axes, pixels, figure.values_of(panel).to_numpy(dtype=float))
         axes.set_xlabel(fitted(figure.beside[panel], width / across - 0.2), fontsize=points("xtick.labelsize"))
         _plain(axes)
         bar = canvas.colorbar(image, cax=axes.inset_axes(_SCALE), orientation="horizontal")
@@ -44,11 +47,11 @@ def patch_maps(figure: PatchMaps, width: float) -> Canvas:
     return canvas
 
 
-def _on_picture(axes: Axes, picture: np.ndarray, values: np.ndarray) -> object:
-    """Lay the values of patches on a picture: the more, the less of the picture can be seen through the colour."""
-    rows, columns, _ = picture.shape
+def _on_image(axes: Axes, pixels: np.ndarray, values: np.ndarray) -> AxesImage:
+    """Lay the values of patches on an image: the more, the less of the image can be seen through the colour."""
+    rows, columns, _ = pixels.shape
     around = (-0.5, columns - 0.5, rows - 0.5, -0.5)
-    grey = 255 - (255 - picture @ _GREY) / 2
+    grey = 255 - (255 - pixels @ _GREY) / 2
     axes.imshow(grey, cmap="gray", vmin=0, vmax=255, extent=around)
     end, _ = end_of_scale(values)
     shares = np.clip(values / (end or 1.0), 0.0, 1.0)
