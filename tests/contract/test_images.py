@@ -1,5 +1,7 @@
 """Models of images and sounds: their tokens are named by what they come from, and measured as those of texts are."""
 
+import html
+import json
 import re
 
 import numpy as np
@@ -17,8 +19,10 @@ from normscope.errors import InputError
 from normscope.models.load import input_reading
 from normscope.models.load.text_batches import batch_from_texts
 from normscope.reporting.drawing import laid_out
+from normscope.results.figures import end_of_scale
 from normscope.results.maps import pixels_of
 from tests.contract.test_vectors import IMAGES, SMALL, explicit, made
+from tests.end_to_end.browser import needs_browser, opened
 
 SIZE = {"height": 32, "width": 32}
 
@@ -226,7 +230,9 @@ def test_a_map_is_laid_on_the_picture_and_saved_with_it(wrapped, tmp_path):
 
 def test_without_a_token_before_the_patches_all_tokens_are_read(wrapped):
     (found,) = normscope.decompose(wrapped("siglip"), pixels()).maps
-    np.testing.assert_allclose(found.figure(layer=1).values_of("attn_w"), found.maps["attn_w"][0].mean(axis=0).reshape(4, 4))
+    np.testing.assert_allclose(
+        found.figure(layer=1).values_of("attn_w"), found.maps["attn_w"][0].mean(axis=0).reshape(4, 4)
+    )
 
 
 def test_images_that_cannot_be_read_are_one_line(wrapped, tmp_path, monkeypatch):
@@ -261,3 +267,40 @@ def test_texts_and_images_are_not_mistaken_for_each_other(wrapped, tmp_path):
         ImageFiles.at(str(tmp_path))
     with pytest.raises(InputError, match="reads token ids; pass its tokenizer"):
         normscope.wrap(transformers.BertModel(transformers.BertConfig(**SMALL, vocab_size=50)).eval(), processor())
+
+
+CLICK = """<script>setTimeout(() => {
+  const figures = () => [...document.querySelectorAll('.image-maps figure figcaption')].map((each) => each.textContent);
+  const first = figures();
+  const { left, top, width, height } = document.querySelector('.image-map canvas').getBoundingClientRect();
+  const others = document.querySelector('.image-maps p').textContent;
+  const at = { clientX: left + 2.5 * width / 4, clientY: top + 1.5 * height / 4, bubbles: true };
+  document.querySelector('.image-map canvas').dispatchEvent(new MouseEvent('click', at));
+  const { data } = document.querySelector('.image-map canvas').getContext('2d').getImageData(0, 0, 4, 4);
+  const shown = Array.from(data).filter((_, at) => at % 4 === 3);
+  const seen = Object.assign(document.createElement('pre'), { id: 'seen' });
+  seen.textContent = JSON.stringify({ first, others, then: figures(), shown });
+  document.body.append(seen);
+}, 2000)</script></body>"""
+"""Clicks on the patch of the second row and third column, and says what the images show."""
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_click_on_a_patch_lays_what_it_receives_on_the_image(wrapped, tmp_path):
+    found = normscope.decompose(wrapped("dinov2"), pixels())
+    (shown,) = found.maps
+    page = tmp_path / "page.html"
+    page.write_text(normscope.page(found).replace("</body>", CLICK))
+    dom, console = opened(page)
+    assert console == []
+    seen = json.loads(html.unescape(re.search(r'<pre id="seen">(.*?)</pre>', dom)[1]))
+    assert seen["first"] == ["image", "“[CLS]” receives: α", "“[CLS]” receives: ‖αf(x)‖"]
+    assert seen["then"][1:] == ["“2,3” receives: α", "“2,3” receives: ‖αf(x)‖"]
+    layer = json.loads(re.search(r'"start":\s*(\{.*?\})', page.read_text())[1])["layer"] - 1
+    share = 100 * shown.maps["attn_w"][layer, 0, 0]
+    assert seen["others"].split(" · ")[0] == f"[CLS] {share:.3g}%"
+    row = shown.maps["attn_w"][layer][shown.queries.index("2,3"), 3:]
+    np.testing.assert_allclose(
+        np.array(seen["shown"]) / 255, 0.9 * np.minimum(row / end_of_scale(row[None])[0], 1), atol=0.01
+    )

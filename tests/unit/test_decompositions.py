@@ -98,9 +98,13 @@ def test_what_is_measured_is_what_is_said_and_compared(model):
         assert value == pytest.approx(of_run.metrics[name], rel=1e-6)
     (sentence,) = sentences_of({"attn_w": 0.861, "attnresln_n": 0.2291})
     assert sentence == (
-        "The mean mixing ratio over tokens and layers is 23% (attnresln_n); attention weights alone suggest 86%."
+        "The mean mixing ratio over tokens and layers is 23% (attention block, AttnResLn-N); attention weights alone suggest "
+        "86%."
     )
-    assert sentences_of({"attn_n": 0.5})[0] == "The mean mixing ratio over tokens and layers is 50% (attn_n)."
+    assert (
+        sentences_of({"attn_n": 0.5})[0]
+        == "The mean mixing ratio over tokens and layers is 50% (weighted vectors, Attn-N)."
+    )
 
 
 def test_what_is_saved_is_read_back(model, tmp_path):

@@ -22,6 +22,7 @@ from normscope.models.blocks.grouped_block import GroupedBlock
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import batch_from_texts, is_single
 from normscope.models.observe.observer import Observer
+from normscope.results.codes import METHODS, bracketed
 from normscope.results.findings import Sentence, Summary
 from normscope.results.maps import TokenMap
 from normscope.results.parts import CURVES, tidy_curves
@@ -147,7 +148,7 @@ def sentences_of(means: Mapping[str, float]) -> list[Sentence]:
     method, by_weights = list(means)[-1], means.get("attn_w")
     mean, suggested = compared(brief_share, means[method], means[method] if by_weights is None else by_weights)
     suggestion = "" if by_weights is None else f"; attention weights alone suggest {suggested}"
-    text = f"The mean mixing ratio over tokens and layers is {mean} ({method}){suggestion}."
+    text = f"The mean mixing ratio over tokens and layers is {mean} {bracketed(METHODS[method])}{suggestion}."
     return [Sentence(text, table="by_layer", measure=method)]
 
 

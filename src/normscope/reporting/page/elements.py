@@ -30,6 +30,7 @@ EXPLORER_SCRIPTS = (
     "explorer_data.js",
     "explorer_colours.js",
     "explorer_map.js",
+    "explorer_image.js",
     "explorer_export.js",
     "explorer_parts.js",
     "explorer_arcs.js",

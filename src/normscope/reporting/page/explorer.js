@@ -74,9 +74,10 @@ class Explorer {
     this.legend = make("div", { className: "legend" });
     this.live = make("p", { className: "reading", "aria-live": "polite" });
     this.lists = make("div", { className: "lists" });
+    this.image = new ImageView((row) => this.pin(row));
     this.arcs = make("figure", { className: "arcs", hidden: true });
     const maps = make("div", { className: "maps" }, make("div", {}, this.title, this.view.node, this.every, this.legend), this.beside);
-    const left = make("div", { className: "map-side" }, this.strip, maps, this.live);
+    const left = make("div", { className: "map-side" }, this.strip, this.image.node, maps, this.live);
     this.root.classList.add("explorer");
     this.root.replaceChildren(this.controls(), make("div", { className: "explorer-body" }, left, this.lists), this.arcs);
   }
@@ -99,7 +100,7 @@ class Explorer {
       make("div", { className: "stepper" }, step(-1, "◂", "previous layer"), select("layer"), step(1, "▸", "next layer")));
     this.boxes.layer.setAttribute("aria-label", "layer");
     return make("div", { className: "controls" },
-      field(this.data.sentences[0].of_targets ? "map" : "sentence", select("sentence")), layer, field("head", select("head")), field("measure", select("measure")),
+      field(this.data.sentences[0].of_targets ? "map" : this.data.sentences[0].image ? "image" : "sentence", select("sentence")), layer, field("head", select("head")), field("measure", select("measure")),
       field("beside", select("beside")), field("minus", select("minus")), field("scale", select("scale")),
       make("div", { className: "ticks" }, tick("log", "logarithmic"), tick("hideSelf", "hide self"), tick("words", "whole words")),
       make("div", { className: "saves", role: "group", "aria-label": "Save the map" },
@@ -374,6 +375,20 @@ class Explorer {
       lists.push([`“${token}” contributes to${where}`, ranking(map, "rows", map.rows.map((_, row) => map.values[row * columns + pinned]))]);
     }
     this.lists.replaceChildren(...valueLists(lists, this.signed ? this.colours : undefined));
+    this.drawImage();
+  }
+
+  // The pinned row on the image whose patches are tokens: by the measure that is shown, and by the one beside it or the weights.
+  drawImage() {
+    const { image } = this.sentence;
+    this.image.node.hidden = !image || this.signed;
+    if (this.image.node.hidden) return;
+    const measures = [...new Set(["attn_w", this.state.beside, this.state.measure])].filter((name) => this.everyMeasure.includes(name) && !this.data.signed_measures.includes(name));
+    const colours = palette(this.root, "--paper-sequential"); // an image is as light in dark mode
+    this.image.show(image, measures.map((measure) => {
+      const selection = { ...this.selection, measure };
+      return { title: `“${this.map.rows[this.pinned]}” receives: ${symbolOf(this.data.measures[measure])}`, map: mapOf(this.data, selection), colours };
+    }), this.pinned);
   }
 
   save(kind) {

@@ -1,0 +1,52 @@
+// What a token receives from the patches of an image, laid on the image. A click on a patch chooses its token.
+
+const OPAQUE = 0.9; // how much of the image the colour of the end of the scale hides
+
+class ImageView {
+  // `onPin` hears of the row that was clicked.
+  constructor(onPin) {
+    this.node = make("div", { className: "image-maps", hidden: true });
+    this.onPin = onPin;
+  }
+
+  // `maps` has titles, maps and their colours; `pinned` is the row that is laid on the image. Patches are the last columns.
+  show({ png, grid: [rows, columns] }, maps, pinned) {
+    const source = `data:image/png;base64,${png}`;
+    const [{ map: first }] = maps;
+    const before = first.columns.length - rows * columns;
+    const original = make("figure", {}, make("figcaption", {}, "image"), make("div", { className: "image-map whole" }, make("img", { src: source, alt: "the image as the model reads it" })));
+    this.node.replaceChildren(original, ...maps.map(({ title, map, colours }) => {
+      const values = map.values.subarray(pinned * map.columns.length, (pinned + 1) * map.columns.length);
+      const others = before ? [make("p", { className: "faint" }, this.othersOf(map, values, before))] : [];
+      return make("figure", {}, make("figcaption", {}, title), this.laid(source, map, values.subarray(before), [rows, columns], colours, pinned - before), ...others);
+    }));
+  }
+
+  // The image in grey below a canvas with a pixel for each patch.
+  laid(source, map, values, [rows, columns], colours, chosen) {
+    const canvas = make("canvas", { width: columns, height: rows, role: "img", ariaLabel: "what each patch of the image gives", onclick: (event) => this.click(event, map, [rows, columns]) });
+    const context = canvas.getContext("2d");
+    const { largest } = endOfScale(values, 0, false);
+    values.forEach((value, at) => {
+      const share = Math.min(1, Math.abs(value) / (largest || 1));
+      const [red, green, blue] = colours(share);
+      context.fillStyle = `rgba(${red}, ${green}, ${blue}, ${OPAQUE * share})`;
+      context.fillRect(at % columns, Math.floor(at / columns), 1, 1);
+    });
+    const mark = make("i", { hidden: chosen < 0 });
+    Object.assign(mark.style, { left: `${(100 * (chosen % columns)) / columns}%`, top: `${(100 * Math.floor(chosen / columns)) / rows}%`, width: `${100 / columns}%`, height: `${100 / rows}%` });
+    return make("div", { className: "image-map" }, make("img", { src: source, alt: "" }), canvas, mark);
+  }
+
+  // The shares of what the row receives that come from tokens that are no patches.
+  othersOf(map, values, before) {
+    const whole = total(values) || 1;
+    return map.columns.slice(0, before).map((token, at) => `${token} ${formatNumber((100 * values[at]) / whole)}%`).join(" · ");
+  }
+
+  click(event, map, [rows, columns]) {
+    const { left, top, width, height } = event.target.getBoundingClientRect();
+    const [row, column] = [Math.floor(((event.clientY - top) / height) * rows), Math.floor(((event.clientX - left) / width) * columns)];
+    this.onPin(map.rows.length - rows * columns + row * columns + column);
+  }
+}
