@@ -20,24 +20,26 @@ from normscope.models.stored.text_tower import base_of, class_of
 _OF_TEXTS = {"input_ids", "decoder_input_ids"}
 
 
-def reads_texts(model: PreTrainedModel | type[PreTrainedModel]) -> bool:
-    """Whether a model, or one of a class, reads token ids."""
-    return bool(_OF_TEXTS.intersection(inspect.signature(model.forward).parameters))
-
-
 def tower_of(given: PreTrainedModel) -> PreTrainedModel:
-    """The part of a model that reads no token ids and has no head: the vision tower of CLIP, the encoder of Whisper.
+    """The part of a model that reads images or sounds and has no head: the vision tower of CLIP, the encoder of Whisper.
 
     Raises:
         InputError: If there is none.
     """
     for part in given.modules():
-        if isinstance(part, PreTrainedModel) and base_of(part) is part and not reads_texts(part):
-            return part
+        if isinstance(part, PreTrainedModel) and _reads_vectors(part):
+            base = base_of(part)
+            return base if _reads_vectors(base) else part  # some models name their layers as their base
     raise InputError(
         f"model: expected a model of images or sounds for this processor, got {type(given).__name__}, which reads token ids; "
         "pass its tokenizer"
     )
+
+
+def _reads_vectors(model: PreTrainedModel) -> bool:
+    """Whether a model reads its main input, and that is no text."""
+    parameters = inspect.signature(model.forward).parameters
+    return model.main_input_name in parameters and not _OF_TEXTS.intersection(parameters)
 
 
 def read_processor(config: PretrainedConfig, folder: Path, name: str) -> Any:
