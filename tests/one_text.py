@@ -376,4 +376,4 @@ def similarity(*given, **options) -> "Similarity | Similarities":
     result = normscope.similarity(*given, **options)
     if "ranking" not in result.tables:
         return Similarity(result)
-    return Similarities(Similarity(result, number) for number in range(len(result.tables["ranking"])))
+    return Similarities(Similarity(result, number) for number in range(1, len(result.tables["ranking"]) + 1))

@@ -77,6 +77,9 @@ class Drawn:
     def has_hue(self, low: float, high: float) -> bool:
         return any(low <= 360 * hue <= high and saturation > 0.3 for hue, _, saturation in self.colours())
 
+    def has_grey(self) -> bool:
+        return any(0.3 < lightness < 0.8 and saturation < 0.15 for _, lightness, saturation in self.colours())
+
     def maps(self) -> bool:
         return bool(self.panels) and all(axes.images for axes in self.panels)
 
@@ -128,7 +131,8 @@ CLAIMS: Mapping[str, Callable[[Drawn], bool]] = {
     r"\bgrey cells\b": lambda drawn: any(
         not np.isfinite(image.get_array().filled(np.nan)).all() for image in drawn.images()
     ),
-    r"\b(blue|red|green|yellow|gr[ae]y(?! cells)|black|white|pink|warm|cool|lighter|light|dark)\b": _never,
+    r"\bgrey\b(?! cells)": lambda drawn: drawn.has_grey(),
+    r"\b(blue|red|green|yellow|gray|black|white|pink|warm|cool|lighter|light|dark)\b": _never,
     r"\b(curves?|bars?|boxe?s?|markers?|arrows?|legend|solid|dotted)\b": _never,
     r"\b(circles?|(?<!mean )squares?|triangles?|diamonds?|stars?|crosses)\b": _never,
 }

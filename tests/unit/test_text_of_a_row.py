@@ -177,6 +177,6 @@ def test_words_of_several_queries_have_the_numbers_of_their_tokens(model, tmp_pa
     assert console == []
     (found,) = result.maps
     places = dict(zip(found.key_places, found.keys, strict=True))
-    listed = re.findall(r'<span class="token" title="(\S+) \((\d+)\)"', dom)
+    listed = re.findall(r'<span class="token" title="(\S+)">\S+ \((\d+)\)<', dom)
     assert any(int(place) > 12 for _, place in listed)  # behind a word of several tokens
     assert all(places[int(place)] == word for word, place in listed)

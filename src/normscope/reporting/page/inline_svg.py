@@ -104,12 +104,12 @@ def _variable(colour: re.Match[str]) -> str:
 def _rename(root: ElementTree.Element, name: str) -> None:
     """Only what is referred to keeps an identifier."""
     links = {node.attrib["href"][1:] for node in root.iter() if node.attrib.get("href", "").startswith("#")}
-    links |= {found for node in root.iter() for found in _REFERENCE.findall(node.attrib.get("clip-path", ""))}
+    links |= {found for node in root.iter() for value in node.attrib.values() for found in _REFERENCE.findall(value)}
     for node in root.iter():
         own = node.attrib.pop("id", None)
         if own in links:
             node.set("id", f"{name}-{own}")
         if node.attrib.get("href", "").startswith("#"):
             node.set("href", f"#{name}-{node.attrib['href'][1:]}")
-        if "clip-path" in node.attrib:
-            node.set("clip-path", _REFERENCE.sub(rf"url(#{name}-\1)", node.attrib["clip-path"]))
+        for attribute, value in node.attrib.items():
+            node.set(attribute, _REFERENCE.sub(rf"url(#{name}-\1)", value))
