@@ -8,13 +8,14 @@ short probes without an input of their own take vectors from a table, of those t
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
@@ -52,6 +53,18 @@ class _Table(nn.Embedding):
         return begin(vectors)
 
 
+class _Attention(TorchFunctionMode):
+    """Notes whether attention is computed."""
+
+    seen = False
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.seen = self.seen or getattr(function, "__name__", "") in ("softmax", "scaled_dot_product_attention")
+        return function(*args, **(kwargs or {}))
+
+
 class VectorModel(PreTrainedModel):
     """A model that reads vectors, with the interface of one that reads token ids.
 
@@ -74,9 +87,8 @@ class VectorModel(PreTrainedModel):
         self.model = model
         self._can_set_attn_implementation = model._can_set_attn_implementation
         self.probe = dict(probe)
-        call = self._entry(self._noise(0))
-        self._layer = call.layer
-        vectors = call.vectors[0].detach().clone()
+        self._layer = self._first_layer()
+        vectors = self._entry(self._noise(0))[0].detach().clone()
         tokens, width = vectors.shape
         self.table = _Table(tokens, width, _weight=vectors)
         self.table.weight.requires_grad_(False)
@@ -126,24 +138,41 @@ class VectorModel(PreTrainedModel):
             handle.remove()
             self.table.given = None
 
-    def _entry(self, inputs: Mapping[str, Tensor]) -> LayerCall:
-        """The call of the first layer, in a pass that ends there."""
-        found: list[LayerCall] = []
+    def _first_layer(self) -> nn.Module:
+        """The first entry of a list of layers that is given vectors and attends; what convolves before it is no layer."""
+        found: list[nn.Module] = []
 
-        def stop(_number: int, call: LayerCall, run: Any) -> Any:
-            if call.place is None:
-                return run()
-            found.append(call)
-            raise StopForward
+        def run(_number: int, call: LayerCall, forward: Callable[[], Any]) -> Any:
+            attention.seen = False
+            output = forward()
+            if attention.seen and call.place is not None:
+                found.append(call.layer)
+            return output
 
-        calls = LayerCalls(self.model, len(next(iter(inputs.values()))), run=stop)
-        with torch.no_grad(), model_code(self.model), contextlib.suppress(StopForward), calls:
-            self.model(**inputs)
+        calls = LayerCalls(self.model, 1, run=run)
+        with torch.no_grad(), model_code(self.model), _Attention() as attention, calls:
+            self.model(**self._noise(0))
         if not found:
             raise InputError(
                 f"model: no list of layers of {type(self.model).__name__} is given the vectors of tokens, of shape (input, "
-                "token, dimension)"
+                "token, dimension), and attends"
             )
+        return found[0]
+
+    def _entry(self, inputs: Mapping[str, Tensor]) -> Float[Tensor, "input token model"]:
+        """What enters the first layer, in a pass that ends there."""
+        found: list[Tensor] = []
+
+        def stop(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            found.append(LayerCall(layer, args, kwargs).vectors)
+            raise StopForward
+
+        handle = self._layer.register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            with torch.no_grad(), model_code(self.model), contextlib.suppress(StopForward):
+                self.model(**inputs)
+        finally:
+            handle.remove()
         return found[0]
 
     def _noise(self, seed: int) -> dict[str, Tensor]:
@@ -162,7 +191,7 @@ class VectorModel(PreTrainedModel):
                 changed = given.clone()
                 changed[region] = other[name][region]
                 other[name] = changed
-        return (self._entry(other).vectors[0] != self.table.weight).any(dim=-1)
+        return (self._entry(other)[0] != self.table.weight).any(dim=-1)
 
     @cached_property
     def geometry(self) -> Geometry:
@@ -230,7 +259,7 @@ class VectorModel(PreTrainedModel):
         with torch.no_grad():
             parameter.add_(1.0)
             try:
-                vectors = self._entry(self._noise(0)).vectors[0]
+                vectors = self._entry(self._noise(0))[0]
             finally:
                 parameter.copy_(kept)
         return torch.nonzero((vectors != self.table.weight).any(dim=-1)).flatten().tolist()
