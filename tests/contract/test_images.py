@@ -159,7 +159,7 @@ def test_sounds_have_a_token_for_each_frame():
         query, key = (values[each].unflatten(-1, (4, -1)).transpose(1, 2) for each in ("q_proj", "k_proj"))
         weights = (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1)
         np.testing.assert_allclose(found.maps["attn_w"][layer], weights[0].mean(dim=0), atol=1e-12)
-    with pytest.raises(InputError, match="expected the samples of a sound"):
+    with pytest.raises(InputError, match="expected audio samples"):
         normscope.decompose(model, sound.reshape(2, -1))
 
 
@@ -241,12 +241,12 @@ def test_images_that_cannot_be_read_are_one_line(wrapped, tmp_path, monkeypatch)
     monkeypatch.setattr(input_reading, "MEGAPIXELS", 0.001)
     pixels(size=(50, 50)).save(tmp_path / "large.png")
     for given, line in (
-        (tmp_path / "none.png", "expected the file of an image; there is none"),
-        (tmp_path / "broken.png", "not an image that can be read"),
+        (tmp_path / "none.png", "expected an image file; there is none"),
+        (tmp_path / "broken.png", "cannot read this image"),
         (tmp_path / "large.png", r"expected at most 0.001 megapixels, got 50 × 50"),
         (np.zeros((4, 4, 3)), "expected an image: .* got an array of float64"),
         (np.zeros((4, 4, 7), dtype=np.uint8), "rows × columns × 3, got one of shape"),
-        ("a text", "expected the file of an image; there is none"),
+        ("a text", "expected an image file; there is none"),
     ):
         with pytest.raises(InputError, match=line):
             normscope.decompose(model, given)
@@ -256,14 +256,14 @@ def test_inputs_of_another_size_are_one_line():
     model = normscope.wrap(
         made(vit)[0], lambda image: processor(do_resize=image.width == 64)(image, return_tensors="pt")
     )
-    with pytest.raises(InputError, match=r"shape \(1, 3, 20, 32\) of it, expected \(1, 3, 32, 32\) as of other inputs"):
+    with pytest.raises(InputError, match=r"shape \(1, 3, 20, 32\), expected \(1, 3, 32, 32\) as for other inputs"):
         normscope.decompose(model, pixels(size=(20, 32)))
 
 
 def test_texts_and_images_are_not_mistaken_for_each_other(wrapped, tmp_path):
-    with pytest.raises(InputError, match="dataset=text: .* reads images or sounds; set dataset=images"):
+    with pytest.raises(InputError, match="dataset=text: .* reads images or audio; set dataset=images"):
         Encoder(wrapped("vit"), DatasetOptions(kind=DatasetKind.text, seed=0))
-    with pytest.raises(InputError, match="expected files of images"):
+    with pytest.raises(InputError, match="expected image files"):
         ImageFiles.at(str(tmp_path))
     with pytest.raises(InputError, match="reads token ids; pass its tokenizer"):
         normscope.wrap(transformers.BertModel(transformers.BertConfig(**SMALL, vocab_size=50)).eval(), processor())

@@ -507,11 +507,11 @@ def _by_input(table: pd.DataFrame, of: str, is_a: str, its: str) -> Dots:
         value="percent",
         panel="measure",
         panel_titles=_SHARES,
-        value_label="mean of the heads (%)",
+        value_label="mean over heads (%)",
         reference=None,
         caption=(
             f"How often {of} {is_a} on each input, and {its} share of the weight and of the norms of what heads contribute: "
-            "means over all heads. Where a sink hardly differs between inputs, its place makes it one, not its token."
+            "means over all heads. Where a sink hardly differs between inputs, its position makes it one, not its token."
         ),
     )
 

@@ -33,10 +33,10 @@ Reader = TypeAliasType(
     "Reader",
     Annotated[
         PreTrainedTokenizerBase | Callable[..., Any],
-        Instance("a tokenizer or a processor of transformers, or a function of an image", (Callable,)),
+        Instance("a transformers tokenizer or processor, or a function that takes an image", (Callable,)),
     ],
 )
-"""What makes a model's inputs: a tokenizer, or, for images and sounds, a processor or a function."""
+"""What makes a model's inputs: a tokenizer, or, for images and audio, a processor or a function."""
 
 Text = TypeAliasType(
     "Text",

@@ -276,9 +276,9 @@ def row_section(note: str = "") -> Section:
         note: What to know besides how to read it.
     """
     how = (
-        "The stronger the colour of a word, the more the query receives from it; hover over a word to see how much. The sum of "
+        "The stronger the colour of a word, the more the token receives from it; hover over a word to see how much. The sum of "
         "a sentence’s words is beside it, unless it is below a hundredth of the largest. Click a listed sentence to see it in "
-        "the text. What is named apart has no colour and is in no sum."
+        "the text. Tokens listed separately are not coloured and are in no sum."
     )
     return Section("text", "The text", note=f"{how} {note}".strip(), content=Markup('<div id="row-root"></div>'))
 
