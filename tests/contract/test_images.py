@@ -219,11 +219,13 @@ def test_a_map_is_laid_on_the_picture_and_saved_with_it(wrapped, tmp_path):
         row = found.maps["attn_n"][1][0]
         share = row[0] / row.sum()
         assert re.match(r"\[CLS\] ([\d.]+)% · \[REGISTER1\] ", drawn.beside["attn_n"])[1] == f"{100 * share:.1f}"
+        assert "tokens other than patches" in drawn.caption
+        assert "click a patch to choose its token" in normscope.page(each)
     canvas = laid_out(again.maps[0].figure(layer=2))
-    panels = canvas.axes[: 1 + len(found.maps) - 1]  # the picture, and the measures that are not signed
+    panels = canvas.axes[: 1 + len(found.maps) - 1]  # the image, and the measures that are not signed
     assert [panel.get_title().split()[0] for panel in panels[:3]] == ["image", "α", "‖αf(x)‖"]
     tops = {round(panel.get_position().y1, 6) for panel in panels}
-    assert len(tops) == 1, "pictures are level"
+    assert len(tops) == 1, "images are level"
     np.testing.assert_allclose(panels[1].images[1].get_array(), found.maps["attn_w"][1][0, 3:].reshape(4, 4))
     assert panels[1].images[1].get_extent() == panels[1].images[0].get_extent() == [-0.5, 31.5, 31.5, -0.5]
 

@@ -533,9 +533,9 @@ def _by_layer_figure(table: pd.DataFrame) -> Lines:
         leading="alpha_f",
         behind=["share"],
         caption=(
-            "What share the keys of each category have of the attention weight α, of the norms Σ‖αf(x)‖ (thick) and, along "
-            "the output vectors, of the attention output (grey; below 0, they point against it), by layer. Where the thick "
-            "line lies below that of α, the category receives weight but contributes little."
+            "The share of the keys of each category in the attention weight α, in the norms Σ‖αf(x)‖ (thick) and, along the "
+            "output vectors, in the attention output (grey; below 0, they point against it), by layer. Where the thick line "
+            "lies below that of α, the category receives weight but contributes little."
         ),
     )
 

@@ -448,7 +448,7 @@ def describe_figures(
         metrics: Numbers by name.
     """
     figures: dict[str, Figure] = {}
-    massive = f" Those of single tokens and dimensions are {_size(metrics)}." if metrics.get("massive/count") else ""
+    massive = f" In single tokens and dimensions, they are {_size(metrics)}." if metrics.get("massive/count") else ""
     if len(of_sink):
         position = of_sink["position"].iloc[0]
         of, is_a, seen, its = ("the first token", "is a sink", "it", "its")

@@ -248,6 +248,11 @@ def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
     guide = environment().get_template("explorer_help.html")
     is_cross_attention = any(each.is_cross_attention for each in maps)
     how = guide.render(unit=unit, is_cross_attention=is_cross_attention, of_targets=of_targets)
+    if any(each.image is not None for each in maps):
+        how += (
+            " The images show what one token receives from each patch: click a patch to choose its token. The percentages "
+            "below an image are the shares that come from tokens other than patches."
+        )
     title = f"Explorer: what each {unit} adds" if of_targets else f"Explorer: {unit} by {unit}"
     place = Markup('<div id="explorer-root"></div>')
     return Section("explorer", title, note=f"{how} {note}".strip(), content=place)
