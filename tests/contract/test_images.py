@@ -159,7 +159,7 @@ def test_sounds_have_a_token_for_each_frame():
         query, key = (values[each].unflatten(-1, (4, -1)).transpose(1, 2) for each in ("q_proj", "k_proj"))
         weights = (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1)
         np.testing.assert_allclose(found.maps["attn_w"][layer], weights[0].mean(dim=0), atol=1e-12)
-    with pytest.raises(InputError, match="expected the samples of a sound"):
+    with pytest.raises(InputError, match="expected audio samples"):
         normscope.decompose(model, sound.reshape(2, -1))
 
 
@@ -219,11 +219,13 @@ def test_a_map_is_laid_on_the_picture_and_saved_with_it(wrapped, tmp_path):
         row = found.maps["attn_n"][1][0]
         share = row[0] / row.sum()
         assert re.match(r"\[CLS\] ([\d.]+)% · \[REGISTER1\] ", drawn.beside["attn_n"])[1] == f"{100 * share:.1f}"
+        assert "tokens other than patches" in drawn.caption
+        assert "click a patch to choose its token" in normscope.page(each)
     canvas = laid_out(again.maps[0].figure(layer=2))
-    panels = canvas.axes[: 1 + len(found.maps) - 1]  # the picture, and the measures that are not signed
+    panels = canvas.axes[: 1 + len(found.maps) - 1]  # the image, and the measures that are not signed
     assert [panel.get_title().split()[0] for panel in panels[:3]] == ["image", "α", "‖αf(x)‖"]
     tops = {round(panel.get_position().y1, 6) for panel in panels}
-    assert len(tops) == 1, "pictures are level"
+    assert len(tops) == 1, "images are level"
     np.testing.assert_allclose(panels[1].images[1].get_array(), found.maps["attn_w"][1][0, 3:].reshape(4, 4))
     assert panels[1].images[1].get_extent() == panels[1].images[0].get_extent() == [-0.5, 31.5, 31.5, -0.5]
 
@@ -241,12 +243,12 @@ def test_images_that_cannot_be_read_are_one_line(wrapped, tmp_path, monkeypatch)
     monkeypatch.setattr(input_reading, "MEGAPIXELS", 0.001)
     pixels(size=(50, 50)).save(tmp_path / "large.png")
     for given, line in (
-        (tmp_path / "none.png", "expected the file of an image; there is none"),
-        (tmp_path / "broken.png", "not an image that can be read"),
+        (tmp_path / "none.png", "expected an image file; there is none"),
+        (tmp_path / "broken.png", "cannot read this image"),
         (tmp_path / "large.png", r"expected at most 0.001 megapixels, got 50 × 50"),
         (np.zeros((4, 4, 3)), "expected an image: .* got an array of float64"),
         (np.zeros((4, 4, 7), dtype=np.uint8), "rows × columns × 3, got one of shape"),
-        ("a text", "expected the file of an image; there is none"),
+        ("a text", "expected an image file; there is none"),
     ):
         with pytest.raises(InputError, match=line):
             normscope.decompose(model, given)
@@ -256,14 +258,14 @@ def test_inputs_of_another_size_are_one_line():
     model = normscope.wrap(
         made(vit)[0], lambda image: processor(do_resize=image.width == 64)(image, return_tensors="pt")
     )
-    with pytest.raises(InputError, match=r"shape \(1, 3, 20, 32\) of it, expected \(1, 3, 32, 32\) as of other inputs"):
+    with pytest.raises(InputError, match=r"shape \(1, 3, 20, 32\), expected \(1, 3, 32, 32\) as for other inputs"):
         normscope.decompose(model, pixels(size=(20, 32)))
 
 
 def test_texts_and_images_are_not_mistaken_for_each_other(wrapped, tmp_path):
-    with pytest.raises(InputError, match="dataset=text: .* reads images or sounds; set dataset=images"):
+    with pytest.raises(InputError, match="dataset=text: .* reads images or audio; set dataset=images"):
         Encoder(wrapped("vit"), DatasetOptions(kind=DatasetKind.text, seed=0))
-    with pytest.raises(InputError, match="expected files of images"):
+    with pytest.raises(InputError, match="expected image files"):
         ImageFiles.at(str(tmp_path))
     with pytest.raises(InputError, match="reads token ids; pass its tokenizer"):
         normscope.wrap(transformers.BertModel(transformers.BertConfig(**SMALL, vocab_size=50)).eval(), processor())

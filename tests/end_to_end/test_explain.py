@@ -116,7 +116,7 @@ def test_the_first_answer_is_compared_with_the_second_and_a_sink_has_a_row(capsy
             *([number(found.scores[at], signed=True), found.tokens[at]] for at in strongest),
             *position,
         ]
-        said = f"The first position, whatever the word, adds {written}: [CLS] is no word."
+        said = f"The first position, whatever the word, adds {written}: [CLS] is not a word."
         assert (said in " ".join(out.split())) is apart
         assert shown["prediction 0"]["first"] == (
             {

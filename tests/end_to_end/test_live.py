@@ -163,7 +163,7 @@ def test_the_map_opens_where_the_answer_comes_from(browser, page, models):
     tab.until(f"{MAP} === '‖αf(x)‖ (weighted vector), layer {layer}, head {head:.0f}'")
     assert tab.run(PINNED) == label(first.tokens[-2])
     opened = "document.querySelector('#opened').textContent"
-    assert tab.run(opened).endswith(f"“{label(first.tokens[-2])}”, where the answer is read.")
+    assert tab.run(opened).endswith(f"“{label(first.tokens[-2])}”, the token that the answer is read from.")
     tab.type("textarea", "We swam")
     tab.until(f"{MAP} === '‖αf(x)‖ (weighted vector), layer {next_layer}, head {next_head:.0f}'")
     assert tab.run(PINNED) == label(second.tokens[-2])

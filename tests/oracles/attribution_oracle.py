@@ -258,7 +258,7 @@ def _sentences(
             claim = f"{TITLES[best]} is the most faithful of {len(methods)} methods {sample}"
         if best not in beyond_chance:
             listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
-            claim = f"{TITLES[best]} has the largest mean drop {sample}, but cannot be told from {listed}"
+            claim = f"{TITLES[best]} has the largest mean drop {sample}, but cannot be told apart from {listed}"
         elif names:
             every = [TITLES[best], *names]
             listed, it = f"{', '.join(every[:-1])} and {every[-1]}", TITLES[best]
@@ -533,7 +533,8 @@ CASES = [
             (
                 {"decompx": 0.0},
                 {"alti": NAN},
-                "DecompX has the largest mean drop on 8 sequences, but cannot be told from ALTI, GlobEnc or a random order",
+                "DecompX has the largest mean drop on 8 sequences, but cannot be told apart from ALTI, GlobEnc or a random "
+                "order",
                 "it",
                 " (95% interval 0 to 0.40), and by 0.050 more than with ALTI, no detectable difference",
             ),

@@ -225,8 +225,8 @@ CASES = [
             {"count": 1.0, "share_of_dimensions": 0.0026, "share_of_length": share},
             {"layers": {7: "12"}},
             [
-                "The model has 1 outlier dimension: 7 (in layer 12). Together, they are 0.3% of the dimensions and have "
-                f"{written} of the squared length of the mean hidden vector, on average over layers."
+                "The model has 1 outlier dimension: 7 (in layer 12). The one outlier dimension makes up 0.3% of the "
+                f"dimensions and {written} of the squared length of the mean hidden vector, on average over layers."
             ],
         )
         for share, written in ((0.621, "62%"), (0.0026, "0.3%"))

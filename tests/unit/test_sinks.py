@@ -137,7 +137,7 @@ def test_a_sequence_is_long_enough_if_a_variant_can_be_cut_from_it(first, begins
     vocabulary = Vocabulary(size=20, special=frozenset({1, 2}), first=first)
     context = AnalysisContext([1], CATEGORIES, {}, vocabulary=vocabulary)
     ids = np.array([*([1] if begins else []), *range(3, 3 + words), 2])
-    packed = torch.full((5, len(ids)), -1)
+    packed = torch.full((6, len(ids)), -1)
     packed[0] = torch.from_numpy(ids)
     options = SinksOptions(length=7, seed=0)
     variants = [Variant(SinkInput.text, bos) for bos in ((True, False) if first is not None else (False,))]

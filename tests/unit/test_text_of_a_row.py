@@ -1,4 +1,4 @@
-"""A single query's row of attention, read as text: where keys lie, what their sentences add up to, and what is named apart."""
+"""A single query's row of attention, read as text: where keys lie, what their sentences add up to, what is listed apart."""
 
 import copy
 import json
@@ -107,7 +107,7 @@ def test_the_first_sentence_says_what_is_taken_from_which(causal):
         "It was late",
     ]
     said = str(result.sentences[0])
-    assert said.startswith(f"Of 4 sentences, “.” (token {found.query_places[0]}) receives the most from “")
+    assert said.startswith(f"Of the 4 sentences, “.” (token {found.query_places[0]}) receives the most from “")
     assert texts[best].removeprefix("The ") in said
     assert f": {number(sums[best])} on average." in said
     assert f". ({found.query_places[0]}), the query itself, {number(row[-1])}" in said
@@ -132,7 +132,7 @@ def test_the_page_names_the_query_and_counts_in_tokens(model, tmp_path):
     tokens = len(model.tokenizer(TEXT)["input_ids"])
     result.save(tmp_path)
     for page in (report.page(result), report.page(normscope.read(tmp_path))):
-        assert f"<h1>What the last token, “[SEP]”, of {tokens} takes</h1>" in page
+        assert f"<h1>What “[SEP]” (the last of {tokens} tokens) receives</h1>" in page
         assert 'id="explorer-data"' not in page
         (data,) = re.findall(r'id="row-data">(.*?)</script>', page)
         row = json.loads(data)
@@ -140,7 +140,7 @@ def test_the_page_names_the_query_and_counts_in_tokens(model, tmp_path):
         assert row["spans"] == [None if span is None else list(span) for span in result.maps[0].key_spans]
         assert row["apart"][-1] == [len(row["spans"]) - 1, "special token"]
     third = normscope.attention(model, TEXT, queries=2, keys="words")
-    assert f"What token 2, “old”, of {tokens} takes" in report.page(third)
+    assert f"What “old” (token 2 of {tokens}) receives" in report.page(third)
 
 
 @pytest.mark.slow

@@ -575,7 +575,7 @@ def _best(methods: Sequence[str], tied: Sequence[str], is_above: bool, sample: s
     if not is_above:
         others = [*(METHODS[method] for method in tied), "a random order"]
         listed = " or ".join(filter(None, (", ".join(others[:-1]), others[-1])))
-        return f"{begun(best)} has the largest mean drop {sample}, but cannot be told from {listed}"
+        return f"{begun(best)} has the largest mean drop {sample}, but cannot be told apart from {listed}"
     if tied:
         listed = enumeration([best, *(METHODS[method] for method in tied)])
         return f"{begun(listed)} are tied as the most faithful of {len(methods)} methods {sample}"

@@ -58,7 +58,7 @@ def figures(dispersion: pd.DataFrame, drawn: pd.DataFrame, metrics: Mapping[str,
         metrics: Numbers by name, of all heads.
     """
     mean = metrics.get("x/cv_mean")
-    inputs = "" if mean is None else f" That of the vectors that layers read is {brief(mean)} on average."
+    inputs = "" if mean is None else f" For the vectors x that layers read, this ratio is {brief(mean)} on average."
     times = _times(metrics)
     found: dict[str, Figure] = {
         "dispersion": Heatmaps(
@@ -85,7 +85,7 @@ def figures(dispersion: pd.DataFrame, drawn: pd.DataFrame, metrics: Mapping[str,
             caption=(
                 "Singular values of the map from x to f(x) in some heads, the largest first: by how much a head lengthens the "
                 "directions of x. The heads are drawn at random from each layer. Where a line falls, norms vary with direction."
-                + (f" Over all heads, the largest value is {times} times the smallest." if times else "")
+                + (f" Over all heads, the largest singular value is {times} times the smallest." if times else "")
             ),
         )
     return found

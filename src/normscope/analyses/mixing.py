@@ -109,7 +109,7 @@ def _figures(
     shown: pd.DataFrame, overall: pd.DataFrame, shares: pd.DataFrame, metrics: Mapping[str, float]
 ) -> dict[str, Heatmaps | Lines]:
     whole = _whole([name.removesuffix("/mean") for name in metrics])
-    ends = "" if whole is None else f" Single tokens of single layers range from {_range(whole, metrics)}."
+    ends = "" if whole is None else f" Single tokens in single layers range from {_range(whole, metrics)}."
     return {
         "heatmap": ratio_maps(
             shown,

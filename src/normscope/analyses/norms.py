@@ -466,7 +466,7 @@ _OF_SHARES = {"alpha": "of the weight α", "alpha_f": "of Σ‖αf(x)‖", "shar
 _IN_WORDS = {
     "alpha": "the attention weight α",
     "alpha_f": "the norms ‖αf(x)‖ of what heads contribute",
-    "share": "what comes from all tokens along the output vectors (below 0, they point against it)",
+    "share": "what comes from all tokens along the output vectors (below 0, a category points against them)",
 }
 
 
@@ -509,8 +509,8 @@ def _shares_figure(shares: Mapping[str, Mapping[str, float]]) -> Dots:
         value_label="share (%)",
         caption=(
             f"The share of each token category in {enumeration([_IN_WORDS[measure] for measure in measures])}, averaged over "
-            "queries, heads and layers. The numbers of each row are in its name. A category with much of the weight but little "
-            "of the norms receives attention and contributes little."
+            "queries, heads and layers. The label of each row gives its numbers. A category with much of the weight but little "
+            "of the norms receives attention but contributes little."
         ),
     )
 
@@ -533,8 +533,8 @@ def _by_layer_figure(table: pd.DataFrame) -> Lines:
         leading="alpha_f",
         behind=["share"],
         caption=(
-            "What the keys of each category have of the attention weight α, of the norms Σ‖αf(x)‖ (strong) and, along the "
-            "output vectors, of the attention output (grey; below 0, they point against it), by layer. Where the strong line "
+            "The share of the keys of each category in the attention weight α, in the norms Σ‖αf(x)‖ (thick) and, along the "
+            "output vectors, in the attention output (grey; below 0, they point against it), by layer. Where the thick line "
             "lies below that of α, the category receives weight but contributes little."
         ),
     )

@@ -182,9 +182,10 @@ def _together(metrics: Mapping[str, float]) -> str:
     if not metrics.get("count") or "share_of_length" not in metrics:
         return ""
     few, much = compared(brief_share, metrics["share_of_dimensions"], metrics["share_of_length"])
+    together = "The one outlier dimension makes up" if metrics["count"] == 1 else "Together, they make up"
     return (
-        f" Together, they are {few} of the dimensions and have {much} of the squared length of the mean hidden vector, on "
-        "average over layers."
+        f" {together} {few} of the dimensions and {much} of the squared length of the mean hidden vector, on average over "
+        "layers."
     )
 
 

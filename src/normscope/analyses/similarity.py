@@ -501,8 +501,8 @@ def _cells(table: pd.DataFrame, pairs: int, metrics: Mapping[str, float]) -> Wor
             f"What pairs of tokens add to the mean cosine similarity of {counted(pairs, 'pair')} of texts, by the category of "
             "the token in the first text (rows) and in the second (columns). Over all categories, the cells add up to "
             f"{number(cosine)}: orange raises it, purple lowers it. The biases belong to no token: pairs with them add "
-            f"{biases}, all others {others}. If each token has half of what its pairs add, the "
-            f"categories add up to: {halves}."
+            f"{biases}, all others {others}. If each token is credited with half of what its pairs add, "
+            f"the categories add up to: {halves}."
         ),
     )
 

@@ -448,7 +448,7 @@ def describe_figures(
         metrics: Numbers by name.
     """
     figures: dict[str, Figure] = {}
-    massive = f" Those of single tokens and dimensions are {_size(metrics)}." if metrics.get("massive/count") else ""
+    massive = f" In single tokens and dimensions, they are {_size(metrics)}." if metrics.get("massive/count") else ""
     if len(of_sink):
         position = of_sink["position"].iloc[0]
         of, is_a, seen, its = ("the first token", "is a sink", "it", "its")
@@ -507,11 +507,11 @@ def _by_input(table: pd.DataFrame, of: str, is_a: str, its: str) -> Dots:
         value="percent",
         panel="measure",
         panel_titles=_SHARES,
-        value_label="mean of the heads (%)",
+        value_label="mean over heads (%)",
         reference=None,
         caption=(
             f"How often {of} {is_a} on each input, and {its} share of the weight and of the norms of what heads contribute: "
-            "means over all heads. Where a sink hardly differs between inputs, its place makes it one, not its token."
+            "means over all heads. Where a sink hardly differs between inputs, its position makes it one, not its token."
         ),
     )
 

@@ -488,8 +488,8 @@ def _accuracies(metrics: Mapping[str, float]) -> str:
         return ""
     weights, vectors, following = compared(brief_share, *(value for value in known if value is not None))
     return (
-        f" Over all relations, special tokens excluded, weights find {weights} of the arcs, vectors {vectors}, and always the "
-        f"next word {following}."
+        f" Over all relations, special tokens excluded, weights find {weights} of the arcs, vectors {vectors}, and always "
+        f"choosing the next word {following}."
     )
 
 

@@ -175,7 +175,7 @@ def _sentence(strongest: pd.DataFrame, measure: str) -> list[Sentence]:
 
 
 def _read_sentence(of: TokenMap) -> Iterator[Sentence]:
-    """From which sentence of the text the query receives the most, and what it receives from the keys that are named apart.
+    """From which sentence of the text the query receives the most, and what from the keys that are listed separately.
 
     Args:
         of: A map whose text is read; see `TokenMap.key_spans`.
@@ -194,11 +194,13 @@ def _read_sentence(of: TokenMap) -> Iterator[Sentence]:
     text = printable(of.title[lying[0][1] : lying[-1][2]].strip(), _LONGEST_SENTENCE)
     query, place = f"“{label(of.queries[0])}” (token {of.query_places[0]:,})", of.key_places[members[best][0]]
     heads = "with all heads together" if of.leading == _MAPS[PairMeasure.share] else "on average"  # as in `_token_map`
-    strongest = f"{query} receives the most from “{text}” (from token {place:,} on): {number(sums[best])} {heads}."
+    strongest = (
+        f"{query} receives the most from “{text}” (which begins at token {place:,}): {number(sums[best])} {heads}."
+    )
     named = "; ".join(
         f"{_placed(of.keys[at], of.key_places[at])}, {what}, {number(float(row[at]))}" for at, what in apart.items()
     )
-    said = f"Of {counted(len(sums), 'sentence')}, {strongest}" + (f" Named apart: {named}." if named else "")
+    said = f"Of the {counted(len(sums), 'sentence')}, {strongest}" + (f" Listed separately: {named}." if named else "")
     yield Sentence(said, measure=of.leading)
 
 

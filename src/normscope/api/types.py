@@ -16,7 +16,7 @@ from normscope.config.rules import Expected
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import TEXTS
 
-_KINDS = (str, tuple, list, Tensor, np.ndarray)
+_KINDS = (str, tuple, list, Tensor, np.ndarray, Path, Image)
 
 Model = TypeAliasType(
     "Model", Annotated[LoadedModel, Instance("a model from normscope.load or normscope.wrap(model, tokenizer)")]
@@ -33,30 +33,33 @@ Reader = TypeAliasType(
     "Reader",
     Annotated[
         PreTrainedTokenizerBase | Callable[..., Any],
-        Instance("a tokenizer or a processor of transformers, or a function of an image", (Callable,)),
+        Instance("a transformers tokenizer or processor, or a function that takes an image", (Callable,)),
     ],
 )
-"""What makes a model's inputs: a tokenizer, or, for images and sounds, a processor or a function."""
+"""What makes a model's inputs: a tokenizer, or, for images and audio, a processor or a function."""
 
 Text = TypeAliasType(
     "Text",
     Annotated[
-        str | tuple[str, str] | list[int] | list[dict[str, str]] | Tensor | np.ndarray,
+        str | tuple[str, str] | list[int] | list[dict[str, str]] | Tensor | np.ndarray | Path | Image,
         Instance("a str, a pair (a tuple of two str), a conversation (a list of dicts) or token ids", _KINDS),
     ],
 )
-"""A text, a pair of texts, a conversation (messages with `role` and `content`), or token ids: a list, an array or a tensor."""
+"""A text, a pair of texts, a conversation (messages with `role` and `content`), or token ids: a list, an array or a tensor.
+
+For a model of images, an image or its file.
+"""
 
 Texts = TypeAliasType(
     "Texts",
-    Annotated[Text | list[Text] | BatchEncoding | Path | Image, Instance(TEXTS, (*_KINDS, BatchEncoding, Path, Image))],
+    Annotated[Text | list[Text] | BatchEncoding, Instance(TEXTS, (*_KINDS, BatchEncoding))],
 )
 """A text, a list of texts, or what a tokenizer made of them; for a model of images, an image or its file, or several."""
 
 ManyTexts = TypeAliasType(
     "ManyTexts",
     Annotated[
-        Text | Image | Path | Iterable[Text | Image | Path],
+        Text | Iterable[Text],
         Instance(
             "a str, a pair (a tuple of two str), token ids, or a list of these",
             (Iterable, Image, Path),

@@ -47,7 +47,7 @@ def open_corpus(options: DatasetOptions) -> Corpus:
         case DatasetKind.toy:
             corpus = ToyCorpus(TOY_PAIRS, options.seed)
         case DatasetKind.images:
-            corpus = ImageFiles.at(_path(options, "an image, a folder of images or a pattern"))
+            corpus = ImageFiles.at(_path(options, "an image, a folder of images or a glob pattern"))
         case DatasetKind.conllu:
             corpus = ConlluFile(Path(_path(options, "a CoNLL-U file")).expanduser())
         case _:

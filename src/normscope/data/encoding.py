@@ -236,7 +236,7 @@ def _with_unknown(example: Example, unknown: str) -> Example:
 def _check(model: ReadsTokens, options: DatasetOptions, longest: int | None, *, separate: bool) -> None:
     of_images = options.kind is DatasetKind.images
     if of_images is not (model.reader is not None):
-        reads, expected = ("texts", "text") if of_images else ("images or sounds", "images")
+        reads, expected = ("texts", "text") if of_images else ("images or audio", "images")
         raise InputError(f"dataset={options.kind}: {model.name} reads {reads}; set dataset={expected} and dataset.path")
     if model.max_length is not None and longest is not None and longest > model.max_length:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Files of images as a corpus."""
+"""Image files as a corpus."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class ImageFiles(Corpus):
             return cls((location,))
         files = [file for file in inside if file.is_file() and file.suffix.lower() in known]
         if not files:
-            raise InputError(f"{KEY}={path}: expected files of images (.jpg, .png, …), found none")
+            raise InputError(f"{KEY}={path}: expected image files (.jpg, .png, …), found none")
         return cls(tuple(files))
 
     @property

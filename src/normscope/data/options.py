@@ -79,7 +79,7 @@ class DatasetOptions(Options):
     """Where examples come from; presets set it."""
     path: FilePath | None = None
     """For `text`, a file (.txt, .jsonl, .csv or .tsv, optionally gzipped; .parquet), a folder or a glob pattern; for `images`,
-    an image, a folder or a pattern; for `hub`, the dataset's name; for `conllu`, the treebank."""
+    an image, a folder or a glob pattern; for `hub`, the dataset's name; for `conllu`, the treebank."""
     pair_path: FilePath | None = None
     """File of the second texts, line by line with those of `path`."""
     separator: BlankText | None = None

@@ -317,12 +317,13 @@ def _said_of_first_position(token: str, score: float, neutral: Mapping[str, floa
     """
     value = float(np.mean([*neutral.values()]))
     if token in neutral and len(neutral) == 1:
-        parts = f"{begun(_FIRST_POSITION)}, adds {number(value, signed=True)}: {token} is no word."
+        parts = f"{begun(_FIRST_POSITION)}, adds {number(value, signed=True)}: {token} is not a word."
     else:
-        measured = ", ".join(f"{number(each, signed=True)} with “{label(name)}”" for name, each in neutral.items())
+        measured = " and ".join(f"{number(each, signed=True)} with “{label(name)}”" for name, each in neutral.items())
         parts = (
-            f"Of the {number(score, signed=True)} that the first token adds, {number(value, signed=True)} is its position’s, "
-            f"whatever the word ({measured} in place of it), and {number(score - value, signed=True)} is {label(token)}’s."
+            f"Of the {number(score, signed=True)} that the first token adds, {number(value, signed=True)} comes from its "
+            f"position, whatever the word ({measured} in its place), and {number(score - value, signed=True)} from "
+            f"“{label(token)}” itself."
         )
     return f"{parts} The position is an attention sink: later tokens give it {brief_share(weight)} of their attention weight."
 

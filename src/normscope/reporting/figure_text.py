@@ -93,7 +93,7 @@ def profile_titles(figure: Profiles) -> dict[Any, str]:
 
 def _missing(figure: Figure) -> str:
     if isinstance(figure, WordMaps) and figure.table[figure.value].isna().any():
-        return "Hatched: the row cannot see the token of the column."
+        return "Hatched: the token of the row cannot see that of the column."
     if not isinstance(figure, Heatmaps):
         return ""
     cells = figure.table[figure.row].nunique() * figure.table[figure.column].nunique()

@@ -271,7 +271,7 @@ class PatchMaps:
     """The image as the model has read it: the content of a PNG file in base 64."""
     panel_titles: Mapping[str, str]
     beside: Mapping[str, str]
-    """What the token takes from tokens that are no patches, in words, by panel."""
+    """What the token takes from tokens other than patches, in words, by panel."""
     caption: str
 
     def values_of(self, panel: str) -> pd.DataFrame:

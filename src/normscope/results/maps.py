@@ -275,7 +275,7 @@ class TokenMap:
         who = f"{self.queries[0]} takes" if before else "all tokens take on average"
         caption = f"{self.title}: what {who} from each patch in layer {layer}; darker is more."
         if before:
-            caption += " Below each map: the share of all that it takes that comes from tokens that are no patches."
+            caption += " Below each map: the share that it takes from tokens other than patches."
         return PatchMaps(table, image.png, titles, beside, caption)
 
     def _cells(self, measure: str, layer: int) -> np.ndarray:

@@ -344,7 +344,7 @@ def without_values(model: LoadedModel, batch: Batch) -> TokenMap:
 
 
 def _patched_image(model: LoadedModel, batch: Batch) -> PatchedImage | None:
-    """The picture whose patches are the tokens of a batch of one."""
+    """The image whose patches are the tokens of a batch of one."""
     if model.reader is None or batch.own is None or model.reader.geometry.grid is None:
         return None
     pixels = model.reader.pixels(batch.own)

@@ -101,7 +101,7 @@ DECLARED = Declared(
             "share_of_length",
             "Share of the squared length of the mean hidden vector over all tokens that lies in the outlier dimensions, "
             "averaged over the layers 0 to L. If they were like the others, it would be about `share_of_dimensions`.",
-            label="share of the outlier dimensions in the mean vector (%)",
+            label="share of the mean vector in the outlier dimensions (%)",
         ),
     ),
     curves=(Rollup("mean/<dimension>", "Mean of an outlier dimension over all tokens.", of="dimensions.mean"),),

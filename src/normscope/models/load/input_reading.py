@@ -1,4 +1,4 @@
-"""Images and sounds as a model's own processor prepares them."""
+"""Images and audio as a model's own processor prepares them."""
 
 import dataclasses
 import inspect
@@ -32,7 +32,7 @@ _PROBE = 64
 
 
 def own_processor(processor: Any) -> Any:
-    """The part of a processor that reads images or sounds; one that reads texts as well has several."""
+    """The part of a processor that reads images or audio; one that reads texts as well has several."""
     parts = (getattr(processor, name, None) for name in ("image_processor", "feature_extractor"))
     return next((part for part in parts if part is not None), processor)
 
@@ -92,7 +92,7 @@ def _rate_of(extractor: SequenceFeatureExtractor) -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InputReader:
-    """Makes the inputs of a model that reads images or sounds."""
+    """Makes the inputs of an image or audio model."""
 
     processor: Any
     model: PreTrainedModel
@@ -113,28 +113,28 @@ class InputReader:
         return self.geometry.categories
 
     def read(self, given: object) -> OwnInput:
-        """An image (a file, a `PIL.Image`, or an array of rows × columns × channels), or the samples of a sound, prepared.
+        """An image (a file, a `PIL.Image`, or an array of rows × columns × channels), or audio samples, prepared.
 
         Raises:
-            InputError: If it cannot be read, or the processor makes something of another size of it than of others.
+            InputError: If it cannot be read, or the processor makes it another size than others.
         """
         if isinstance(self.processor, SequenceFeatureExtractor):
-            content, title = _sound(given), "sound"
+            content, title = _sound(given), "audio"
         else:
             content, title = opened(given)
         arguments = prepared(self.processor, content, self.model)
         for name, each in arguments.items():
             if each.shape != self.shapes.get(name):
                 raise InputError(
-                    f"{title}: the processor makes {name} of shape {tuple(each.shape)} of it, expected "
-                    f"{tuple(self.shapes.get(name, ()))} as of other inputs; let it resize or pad inputs to one size"
+                    f"{title}: the processor returns {name} of shape {tuple(each.shape)}, expected "
+                    f"{tuple(self.shapes.get(name, ()))} as for other inputs; make it resize or pad all inputs to one size"
                 )
         made = OwnInput(arguments, (title,))
         self._given[made.numbers[0]] = given
         return made
 
     def pixels(self, own: OwnInput) -> np.ndarray | None:
-        """The picture of a single input as the model reads it, red, green and blue from 0 to 255; None if it is none.
+        """A single input as the model sees it, red, green and blue from 0 to 255; None if it is not an image.
 
         A processor that does not say what it has subtracted and divided by leaves the colours relative: the darkest number is
         black, the largest white.
@@ -158,9 +158,7 @@ class InputReader:
             InputError: If it was read in an earlier process, from whose checkpoint this one goes on.
         """
         if number not in self._given:
-            raise InputError(
-                "an image that was read before the run was interrupted is needed again; start the run anew"
-            )
+            raise InputError("an image that was read before the run was interrupted is needed again; start a new run")
         return self.read(self._given[number])
 
 
@@ -168,7 +166,7 @@ def _sound(given: object) -> np.ndarray:
     samples = np.asarray(given) if isinstance(given, np.ndarray | Tensor) else None
     if samples is None or samples.ndim != 1 or not len(samples) or samples.dtype.kind != "f":
         raise InputError(
-            "expected the samples of a sound (a one-dimensional array of decimal numbers, at the processor's sampling rate), "
+            "expected audio samples (a one-dimensional array of floating-point numbers, at the processor's sampling rate), "
             f"got {describe_type(given) if samples is None else f'an array of shape {samples.shape} of {samples.dtype}'}"
         )
     return samples
@@ -188,13 +186,13 @@ def opened(given: object) -> tuple[Any, str]:
     if isinstance(given, str | Path):
         path = Path(given)
         if not path.is_file():
-            raise InputError(f"{path}: expected the file of an image; there is none")
+            raise InputError(f"{path}: expected an image file; there is none")
         try:
             with Image.open(path) as image:
                 _check_size(image.size, str(path))
                 return image.convert("RGB"), path.name
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise InputError(f"{path}: not an image that can be read: {one_line(error)}") from error
+            raise InputError(f"{path}: cannot read this image: {one_line(error)}") from error
     if isinstance(given, Image.Image):
         _check_size(given.size, "image")
         return given.convert("RGB"), Path(getattr(given, "filename", "") or "image").name

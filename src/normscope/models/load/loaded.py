@@ -113,7 +113,7 @@ class LoadedModel:
     """How the model's files or modules write texts before the tokenizer reads them."""
 
     reader: InputReader | None = None
-    """What makes inputs of images or sounds, if it reads these instead of texts."""
+    """What makes inputs of images or audio, if it reads these instead of texts."""
 
     _exclusive: Exclusive = dataclasses.field(default_factory=Exclusive, init=False, repr=False)
 

@@ -126,7 +126,7 @@ class OpenedModel:
     adapter: Source | None
     """The files of a PEFT adapter to merge into it; None without one."""
     processor: Any = None
-    """Makes its inputs, if it reads images or sounds; None for a model of texts."""
+    """Makes its inputs, if it reads images or audio; None for a model of texts."""
 
     def load(
         self,

@@ -1,4 +1,4 @@
-"""Models of images and sounds, from memory or from files."""
+"""Models of images and audio, from memory or from files."""
 
 import inspect
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _OF_TEXTS = {"input_ids", "decoder_input_ids"}
 
 
 def tower_of(given: PreTrainedModel) -> PreTrainedModel:
-    """The part of a model that reads images or sounds and has no head: the vision tower of CLIP, the encoder of Whisper.
+    """The part of a model that reads images or audio and has no head: the vision tower of CLIP, the encoder of Whisper.
 
     Raises:
         InputError: If there is none.
@@ -31,8 +31,8 @@ def tower_of(given: PreTrainedModel) -> PreTrainedModel:
             base = base_of(part)
             return base if _reads_vectors(base) else part  # some models name their layers as their base
     raise InputError(
-        f"model: expected a model of images or sounds for this processor, got {type(given).__name__}, which reads token ids; "
-        "pass its tokenizer"
+        f"model: expected a model that reads images or audio for this processor, got {type(given).__name__}, which reads "
+        "token ids; pass its tokenizer"
     )
 
 
@@ -43,10 +43,10 @@ def _reads_vectors(model: PreTrainedModel) -> bool:
 
 
 def read_processor(config: PretrainedConfig, folder: Path, name: str) -> Any:
-    """The processor in the files of a model of images or sounds; None for a model of texts.
+    """The processor in the files of a model of images or audio; None for a model of texts.
 
     Raises:
-        InputError: If a model of images or sounds comes without one, or it cannot be read.
+        InputError: If a model of images or audio comes without one, or it cannot be read.
     """
     kind = class_of(AutoModel, config)
     if kind is None or kind.main_input_name == "input_ids":
@@ -56,8 +56,7 @@ def read_processor(config: PretrainedConfig, folder: Path, name: str) -> Any:
         return auto.from_pretrained(folder)
     except Exception as error:  # missing files and missing optional packages raise many types
         raise InputError(
-            f"model.name={name}: cannot read how it prepares its inputs (preprocessor_config.json) from {folder}: "
-            f"{one_line(error)}"
+            f"model.name={name}: cannot read its processor (preprocessor_config.json) from {folder}: {one_line(error)}"
         ) from error
 
 
@@ -75,7 +74,7 @@ def facts_of_inputs(config: PretrainedConfig, processor: Any, name: str) -> Mode
 def vector_model(
     tower: PreTrainedModel, processor: Any, name: str, require_current: Callable[[], None] = lambda: None
 ) -> LoadedModel:
-    """A model of images or sounds, ready to be observed.
+    """A model of images or audio, ready to be observed.
 
     Args:
         tower: A model that reads no token ids, in evaluation mode and without gradients.

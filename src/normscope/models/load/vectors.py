@@ -1,6 +1,6 @@
 """Models of images and other vectors as models of tokens: each vector that enters the first layer is a token with a name.
 
-A model of texts looks its tokens' vectors up in a table. Any other model makes them of pixels or sound, by code of its own,
+A model of texts looks its tokens' vectors up in a table. Any other model makes them of pixels or audio, by code of its own,
 which stays as it is: what enters its first layer is found by running it, and which token is which by changing its input. Only
 short probes without an input of their own take vectors from a table, of those that the model has made of noise.
 """
@@ -154,8 +154,8 @@ class VectorModel(PreTrainedModel):
             self.model(**self._noise(0))
         if not found:
             raise InputError(
-                f"model: no list of layers of {type(self.model).__name__} is given the vectors of tokens, of shape (input, "
-                "token, dimension), and attends"
+                f"model: no list of layers of {type(self.model).__name__} takes token vectors of shape (input, token, "
+                "dimension) and attends"
             )
         return found[0]
 
@@ -201,7 +201,7 @@ class VectorModel(PreTrainedModel):
         patches = self.table.num_embeddings - before
         if not bool(of_input[before:].all()):
             raise InputError(
-                f"model: expected the tokens of {type(self.model).__name__} that depend on the input to be its last ones"
+                f"model: expected the tokens of {type(self.model).__name__} that depend on the input to come last"
             )
         names, registers = self._names_before(before)
         grid = self._grid(before, patches)

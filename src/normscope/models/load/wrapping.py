@@ -75,7 +75,7 @@ def wrap_model(
         model: A transformers model with or without a head, a PEFT model around one, an encoder of sentence-transformers, or
             any other module that maps token ids to vectors. Active adapters are merged in the copy.
         tokenizer: Its tokenizer. Without one, a text is the names of its tokens, separated by spaces. For a model of images or
-            sounds, its processor, or a function that returns the keyword arguments of its `forward`.
+            audio, its processor, or a function that returns the keyword arguments of its `forward`.
         stack: Which attention of an encoder–decoder; the encoder's by default.
         inputs: What a module is called with, as a function of ids and mask; see `AnyModule`.
         tokens: The name of each token id, if there is no tokenizer; by default, the ids themselves.
@@ -117,9 +117,9 @@ def wrap_model(
 
 
 def _reading_vectors(given: object, processor: Processor) -> LoadedModel:
-    """A model of images or sounds, ready to be observed."""
+    """A model of images or audio, ready to be observed."""
     if not isinstance(given, PreTrainedModel):
-        raise InputError(f"model: expected a transformers model of images or sounds, got {_kind(given)}")
+        raise InputError(f"model: expected a transformers model that reads images or audio, got {_kind(given)}")
     check_not_quantised(given.config)
     name = str(given.config.name_or_path or type(given).__name__)
     tower = tower_of(given)

@@ -248,6 +248,11 @@ def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
     guide = environment().get_template("explorer_help.html")
     is_cross_attention = any(each.is_cross_attention for each in maps)
     how = guide.render(unit=unit, is_cross_attention=is_cross_attention, of_targets=of_targets)
+    if any(each.image is not None for each in maps):
+        how += (
+            " The images show what one token receives from each patch: click a patch to choose its token. The percentages "
+            "below an image are the shares that come from tokens other than patches."
+        )
     title = f"Explorer: what each {unit} adds" if of_targets else f"Explorer: {unit} by {unit}"
     place = Markup('<div id="explorer-root"></div>')
     return Section("explorer", title, note=f"{how} {note}".strip(), content=place)
@@ -276,9 +281,9 @@ def row_section(note: str = "") -> Section:
         note: What to know besides how to read it.
     """
     how = (
-        "The stronger the colour of a word, the more the query receives from it; hover over a word to see how much. The sum of "
+        "The stronger the colour of a word, the more the token receives from it; hover over a word to see how much. The sum of "
         "a sentence’s words is beside it, unless it is below a hundredth of the largest. Click a listed sentence to see it in "
-        "the text. What is named apart has no colour and is in no sum."
+        "the text. Tokens listed separately are not coloured and are in no sum."
     )
     return Section("text", "The text", note=f"{how} {note}".strip(), content=Markup('<div id="row-root"></div>'))
 

@@ -24,7 +24,7 @@ class ImageView {
 
   // The image in grey below a canvas with a pixel for each patch.
   laid(source, map, values, [rows, columns], colours, chosen) {
-    const canvas = make("canvas", { width: columns, height: rows, role: "img", ariaLabel: "what each patch of the image gives", onclick: (event) => this.click(event, map, [rows, columns]) });
+    const canvas = make("canvas", { width: columns, height: rows, role: "img", ariaLabel: "what comes from each patch of the image", onclick: (event) => this.click(event, map, [rows, columns]) });
     const context = canvas.getContext("2d");
     const { largest } = endOfScale(values, 0, false);
     values.forEach((value, at) => {
@@ -38,7 +38,7 @@ class ImageView {
     return make("div", { className: "image-map" }, make("img", { src: source, alt: "" }), canvas, mark);
   }
 
-  // The shares of what the row receives that come from tokens that are no patches.
+  // The shares of what the row receives that come from tokens other than patches.
   othersOf(map, values, before) {
     const whole = total(values) || 1;
     return map.columns.slice(0, before).map((token, at) => `${token} ${formatNumber((100 * values[at]) / whole)}%`).join(" · ");

@@ -223,7 +223,7 @@ class LivePage {
     if (String(view) !== this.view || this.explorer.pinned !== row) this.explorer.open(view);
     this.view = String(view);
     const where = head ? `layer ${layer}, head ${head}, which adds most to the answer, and at ` : layer ? `layer ${layer} and ` : "";
-    opened.textContent = `The map opens at ${where}“${this.answers[0].labels[row]}”, ${isRead ? "where the answer is read" : "the token that adds most"}.`;
+    opened.textContent = `The map opens at ${where}“${this.answers[0].labels[row]}”, ${isRead ? "the token that the answer is read from" : "the token that adds most"}.`;
   }
 
   // A line about what is wrong; what was shown before stays, faint.

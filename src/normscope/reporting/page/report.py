@@ -130,8 +130,10 @@ def _page_of_texts(result: Result) -> str:
 def _title_of_row(of: TokenMap, facts: Mapping[str, Any]) -> str:
     """Which query of what text a page is about."""
     place, tokens = of.query_places[0], facts.get("tokens", 0)  # that of an older version has none
-    which = "the last token" if place == tokens - 1 else f"token {place:,}"
-    return f"What {which}, “{label(of.queries[0])}”,{f' of {tokens:,}' if tokens else ''} takes"
+    which = f"the last of {tokens:,} tokens" if place == tokens - 1 else f"token {place:,}"
+    if tokens and place < tokens - 1:
+        which += f" of {tokens:,}"
+    return f"What “{label(of.queries[0])}” ({which}) receives"
 
 
 def _not_shown(result: Result) -> str:

@@ -111,12 +111,12 @@ class RowText {
       const text = Array.from(sentence.node.childNodes).slice(1).map((node) => node.textContent).join("").trim();
       return make("li", {}, make("button", { type: "button", title: text, onclick: () => this.show(sentence) },
         make("b", {}, formatNumber(sentence.total, this.signed)), make("span", { className: "track" }, bar),
-        make("span", { className: "said" }, clipped(text, 120)), make("small", {}, `from token ${this.data.sentence.places.columns[sentence.first].toLocaleString("en")} on`)));
+        make("span", { className: "said" }, clipped(text, 120)), make("small", {}, `begins at token ${this.data.sentence.places.columns[sentence.first].toLocaleString("en")}`)));
     }));
     this.more.textContent = `All ${this.sentences.length} sentences`;
     this.more.hidden = this.listed >= this.sentences.length;
     const named = [...this.apart].map(([key, what]) => [`${name(key)}, ${what}`, values[key]]);
-    this.named.replaceChildren(...(named.length ? valueLists([["Named apart", named]], this.signed && palette(this.root, "--diverging")) : []));
+    this.named.replaceChildren(...(named.length ? valueLists([["Listed separately", named]], this.signed && palette(this.root, "--diverging")) : []));
   }
 
   // Scrolls to a sentence and outlines it.
