@@ -224,7 +224,9 @@ def conclude(run: Run) -> Result:
     if run.plan.options.level is Level.word:
         parts = {name: about_words(part) for name, part in parts.items()}
     result = joined(parts, run.plan.model.layers)
-    of_model = filter(None, [run.plan.encoder.batching.note, run.plan.model.segments_note])
+    # Images come without padding.
+    batching = run.plan.encoder.batching.note if run.plan.model.reader is None else ""
+    of_model = filter(None, [batching, run.plan.model.segments_note])
     notes = list(dict.fromkeys([*_lost(run), *result.notes, *of_model]))
     result = dataclasses.replace(result, notes=notes, config={**plain(run.plan.options), "resume": None})
     return with_published(result, run.plan.model.files_sha256)
