@@ -6,6 +6,7 @@ NaN or attention that cannot be measured is an error.
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import re
 import shutil
@@ -163,7 +164,8 @@ class OpenedModel:
         check_finite(model, name)
         if self.processor is not None:
             tower = tower_of(model).to(target).eval().requires_grad_(False)
-            return self._with_origin(vector_model(tower, self.processor, name))
+            load_head = functools.partial(self._head, model=tower, whole=None)
+            return self._with_origin(vector_model(tower, self.processor, name, load_head))
         check_shape(model, self.facts, name)
         tokenizer = self._tokenizer(tokenizer, model)
         run_experts_in_float64(model)

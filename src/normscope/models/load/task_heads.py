@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageClassification,
     AutoModelForImageTextToText,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
@@ -52,6 +53,8 @@ def head_class(head: Head, config: PretrainedConfig) -> type | None:
     kind: type | None = class_of(_AUTO[head], config)
     if kind is None and head is Head.NEXT_TOKEN:  # of a multimodal model
         kind = class_of(AutoModelForImageTextToText, config)
+    if kind is None and head is Head.CLASS:
+        kind = class_of(AutoModelForImageClassification, config)
     return kind
 
 

@@ -12,6 +12,7 @@ from normscope.errors import InputError, one_line
 from normscope.models.facts import ModelFacts
 from normscope.models.load.input_reading import InputReader, own_processor, probe_of
 from normscope.models.load.loaded import LoadedModel
+from normscope.models.load.task_heads import Head
 from normscope.models.load.tokenizer_loading import TokenNames
 from normscope.models.load.vectors import VectorModel
 from normscope.models.observe.reading import facts_of, facts_without_numbers, refusal_explained
@@ -72,7 +73,11 @@ def facts_of_inputs(config: PretrainedConfig, processor: Any, name: str) -> Mode
 
 
 def vector_model(
-    tower: PreTrainedModel, processor: Any, name: str, require_current: Callable[[], None] = lambda: None
+    tower: PreTrainedModel,
+    processor: Any,
+    name: str,
+    load_head: Callable[[Head], PreTrainedModel | None],
+    require_current: Callable[[], None] = lambda: None,
 ) -> LoadedModel:
     """A model of images or audio, ready to be observed.
 
@@ -80,6 +85,7 @@ def vector_model(
         tower: A model that reads no token ids, in evaluation mode and without gradients.
         processor: Makes its inputs; see `wrap_model`.
         name: For messages and results.
+        load_head: Gives the model with a head around the tower; None if there is none.
         require_current: See `LoadedModel`.
     """
     part = own_processor(processor)
@@ -91,6 +97,11 @@ def vector_model(
     tokenizer = TokenNames.of(geometry.names)
     if geometry.names[0] == "[CLS]":
         tokenizer.cls_token = geometry.names[0]
+
+    def head(kind: Head) -> PreTrainedModel | None:
+        whole = load_head(kind) if kind is Head.CLASS else None
+        return None if whole is None else VectorModel(whole, probe, observed)
+
     return LoadedModel(
         model=observed,
         tokenizer=tokenizer,
@@ -98,6 +109,7 @@ def vector_model(
         name=name,
         revision=None,
         max_length=len(geometry.names),
+        load_head=head,
         require_current=require_current,
         reader=InputReader(part, tower, {key: each.shape for key, each in probe.items()}, geometry),
     )

@@ -72,6 +72,7 @@ class VectorModel(PreTrainedModel):
         model: A model in evaluation mode whose layers are in a list.
         probe: Its keyword arguments for one input, each with an axis of inputs first. Their shapes are read, and numbers that
             are whole.
+        base: What has been made of the base model, if the model has a head around that.
 
     Raises:
         InputError: If the model fails on the probe, or has no layers that are given vectors.
@@ -80,19 +81,29 @@ class VectorModel(PreTrainedModel):
     # Whatever the model has been set to is right here: the attention is the model's own.
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
 
-    def __init__(self, model: PreTrainedModel, probe: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, probe: Mapping[str, Tensor], base: "VectorModel | None" = None
+    ) -> None:
         config = copy.deepcopy(model.config)
         config.pad_token_id = None  # the number of a text's token
         super().__init__(config)
         self.model = model
         self._can_set_attn_implementation = model._can_set_attn_implementation
         self.probe = dict(probe)
-        self._layer = self._first_layer()
+        if base is not None:
+            self._layer, self.table = base._layer, base.table
+        else:
+            self._layer = self._first_layer()
+            self.table = self._table()
+        self.eval()
+
+    def _table(self) -> _Table:
+        """The vectors that the model makes of noise."""
         vectors = self._entry(self._noise(0))[0].detach().clone()
         tokens, width = vectors.shape
-        self.table = _Table(tokens, width, _weight=vectors)
-        self.table.weight.requires_grad_(False)
-        self.eval()
+        table = _Table(tokens, width, _weight=vectors)
+        table.weight.requires_grad_(False)
+        return table
 
     def set_attn_implementation(self, *arguments: Any, **options: Any) -> None:
         """Set that of the model."""

@@ -122,10 +122,12 @@ def _reading_vectors(given: object, processor: Processor) -> LoadedModel:
         raise InputError(f"model: expected a transformers model that reads images or audio, got {_kind(given)}")
     check_not_quantised(given.config)
     name = str(given.config.name_or_path or type(given).__name__)
-    tower = tower_of(given)
-    copied = _Copy(tower, name, hold=tower is not given)
+    classifies = has_head(given, Head.CLASS)
+    part = given if classifies else tower_of(given)
+    copied = _Copy(part, name, hold=part is not given)
     check_finite(copied.model, name)
-    return vector_model(copied.model, processor, name, copied.require_unchanged)
+    whole = copied.model if classifies else None
+    return vector_model(tower_of(copied.model), processor, name, lambda _head: whole, copied.require_unchanged)
 
 
 def _encoder_of_library(
