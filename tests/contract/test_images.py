@@ -21,6 +21,7 @@ from normscope.models.load.text_batches import batch_from_texts
 from normscope.reporting.drawing import laid_out
 from normscope.results.figures import end_of_scale
 from normscope.results.maps import pixels_of
+from normscope.rounding import number
 from tests.contract.test_vectors import IMAGES, SMALL, explicit, made
 from tests.end_to_end.browser import needs_browser, opened
 
@@ -306,3 +307,34 @@ def test_a_click_on_a_patch_lays_what_it_receives_on_the_image(wrapped, tmp_path
     np.testing.assert_allclose(
         np.array(seen["shown"]) / 255, 0.9 * np.minimum(row / end_of_scale(row[None])[0], 1), atol=0.01
     )
+
+
+@pytest.mark.draws
+def test_the_logit_of_a_class_comes_from_patches(tmp_path):
+    """Parts add up to what transformers returns, and a file gives the same model."""
+    labels = {0: "cat", 1: "dog", 2: "cup"}
+    config = transformers.ViTConfig(
+        **SMALL, **IMAGES, id2label=labels, label2id={name: at for at, name in labels.items()}
+    )
+    model, _ = made(lambda: (transformers.ViTForImageClassification(config), {}))
+    model.save_pretrained(tmp_path / "model")
+    processor().save_pretrained(tmp_path / "model")
+    pixels().save(tmp_path / "photo.png")
+    own = torch.as_tensor(processor()(images=pixels(), return_tensors="pt")["pixel_values"]).double()
+    with torch.no_grad():
+        logits = model(pixel_values=own).logits[0]
+    found = normscope.load(str(tmp_path / "model"), dtype="float64")
+    assert found.drawn is None
+    for each in (found, normscope.wrap(model, processor())):
+        result = normscope.attribute(each, tmp_path / "photo.png", normscope.Label("dog"))
+        assert result.metrics["target"] == pytest.approx(float(logits[1]))
+        assert result.table["value"].sum() + result.metrics["bias"] == pytest.approx(float(logits[1]))
+        assert result.table["token"].tolist() == ["[CLS]", *PATCHES]
+        drawn = result.figures["tokens"]
+        np.testing.assert_allclose(drawn.values_of("0").to_numpy().ravel(), result.table["value"][1:])
+        assert drawn.beside["0"] == f"[CLS] {number(float(result.table['value'][0]), signed=True)}"
+        scale = laid_out(drawn).axes[1].images[1].norm
+        assert scale.vmin == -scale.vmax, "a scale of both signs"
+        assert "<h1>photo.png in " in re.sub("<h1[^>]*>", "<h1>", normscope.page(result))
+    with pytest.raises(InputError, match="no weights of a"):
+        normscope.attribute(normscope.wrap(made(vit)[0], processor()), pixels(), normscope.Label())

@@ -233,7 +233,8 @@ def attribution_maps(
     inputs, groups = batch.model_inputs(), batch.partition
     maps = model_maps(model.model, model.facts, inputs, wanted, stage=at_stage, bias=rule, keep=True, groups=groups)
     tokens = batch.unit_texts(model.tokenizer)
-    about = described(model, "attribution_maps", [as_text(tokens)], level=of_level, stage=at_stage, bias=rule)
+    title = as_text(tokens) if batch.own is None else batch.own.titles[0]
+    about = described(model, "attribution_maps", [title], level=of_level, stage=at_stage, bias=rule)
     return dataclasses.replace(_Maps.of(maps, tokens).result(str(of_level)), **about)
 
 

@@ -30,7 +30,8 @@ from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.predictor import token_number
 from normscope.models.load.text_batches import is_single, plain_ids
 from normscope.results.result import Result
-from normscope.results.token_labels import as_text, label
+from normscope.results.token_labels import label
+from normscope.running.token_maps import patched_image
 
 
 @checked
@@ -109,7 +110,7 @@ def attribute(
 
 def _about(model: LoadedModel, found: Sequence[Attributed], level: Level, attention: str) -> dict[str, Any]:
     """The facts and the config."""
-    texts, targets = [as_text(each.tokens) for each in found], [each.what for each in found]
+    texts, targets = [each.text for each in found], [each.what for each in found]
     return described(model, "attribute", texts, level=level, attention=attention, target=targets)
 
 
@@ -206,6 +207,7 @@ def _of_scalars(
             error=float(parts.error[at]),
             spans=None if spans is None else sums_of_spans(scores[at], spans),
             effects=None if of_parts is None else table_of_effects(of_parts, tokens, numbers),
+            image=patched_image(model, batch),
         )
         for at, (what, of_parts) in enumerate(zip(names, effects, strict=True))
     ]

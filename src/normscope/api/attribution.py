@@ -13,9 +13,9 @@ from torch import Tensor
 
 from normscope.api.one_text import stacked
 from normscope.attribution.passes import Effects
-from normscope.results.figures import ColouredText, Figure, Heatmaps, WordMaps
+from normscope.results.figures import ColouredText, Figure, Heatmaps, PatchMaps, WordMaps
 from normscope.results.findings import Sentence, Summary
-from normscope.results.maps import TokenMap
+from normscope.results.maps import PatchedImage, TokenMap
 from normscope.results.result import Result
 from normscope.results.token_labels import as_text, labels
 from normscope.rounding import begun, number
@@ -58,6 +58,13 @@ class Attributed:
     """What the parts of the model add, grouped as `attribute(by=…)` says."""
     direct: bool = False
     """Whether these effects are direct."""
+    image: PatchedImage | None = None
+    """The image whose patches are the last tokens."""
+
+    @property
+    def text(self) -> str:
+        """The text, or the title of the image."""
+        return as_text(self.tokens) if self.image is None else self.image.title
 
 
 def result_of(found: Sequence[Attributed], *, single: bool) -> Result:
@@ -71,7 +78,7 @@ def result_of(found: Sequence[Attributed], *, single: bool) -> Result:
     column = None if single else "number"
     first = found[0]
     figures = dict(itertools.chain.from_iterable(_figures(place, found) for place in range(len(found))))
-    figures["tokens"] = _coloured(found)
+    figures["tokens"] = _coloured(found) if first.image is None else _on_image(found, first.image)
     return Result(
         tables={name: stacked(rows, column) for name, rows in tables.items() if any(len(each) for each in rows)},
         metrics=_metrics(first) if single else {},
@@ -250,6 +257,33 @@ def _coloured(found: Sequence[Attributed]) -> ColouredText:
     )
 
 
+def _on_image(found: Sequence[Attributed], image: PatchedImage) -> PatchMaps:
+    """The image with each patch coloured by its score, for each target on a scale of its own."""
+    before = len(found[0].tokens) - image.patches
+    names = [str(place) for place in range(len(found))]
+    beside = {
+        name: " · ".join(
+            f"{token} {number(float(score), signed=True)}"
+            for token, score in zip(each.tokens[:before], each.scores[:before], strict=True)
+        )
+        for name, each in zip(names, found, strict=True)
+    }
+    table = tidy(
+        {"value": np.stack([each.scores[before:].reshape(image.grid) for each in found])},
+        panel=names,
+        row=range(image.grid[0]),
+        column=range(image.grid[1]),
+    )
+    return PatchMaps(
+        table=table,
+        image=image.png,
+        panel_titles=dict(zip(names, map(said, found), strict=True)),
+        beside=beside,
+        caption="Patches are coloured by what each of them adds: orange raises the value, purple lowers it. Below each map: "
+        "what tokens other than patches add.",
+    )
+
+
 def table_of_effects(effects: Effects, tokens: Sequence[str], numbers: Int[np.ndarray, " token"]) -> pd.DataFrame:
     """One row per layer, part, head and token.
 
@@ -296,7 +330,7 @@ def _target_maps(targets: Sequence[Attributed]) -> list[TokenMap]:
 
 def _maps_of_text(rows: Sequence[Attributed]) -> Iterator[TokenMap]:
     tokens, titles = rows[0].tokens, [said(row) for row in rows]
-    text, shape = as_text(tokens), (len(rows), len(tokens))
+    text, shape = rows[0].text, (len(rows), len(tokens))
     tables = [row.effects.assign(row=at) for at, row in enumerate(rows) if row.effects is not None]
     effects = pd.concat(tables) if tables else pd.DataFrame()
     if "layer" not in effects:
@@ -304,7 +338,8 @@ def _maps_of_text(rows: Sequence[Attributed]) -> Iterator[TokenMap]:
     # Besides effects of all layers together, direct effects of the embeddings, which precede the first layer.
     maps, head_maps = _effects(effects, [0], shape)
     scores = np.stack([row.scores for row in rows])
-    yield _maps(text, titles, tokens, {_SCORE: scores[None], **maps}, head_maps)
+    whole = _maps(text, titles, tokens, {_SCORE: scores[None], **maps}, head_maps)
+    yield dataclasses.replace(whole, image=rows[0].image)
     for row in rows:
         if row.matrix is not None:
             yield _table_map(f"each token of the answer: {text}", row.matrix, _SCORE)

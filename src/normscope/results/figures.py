@@ -263,15 +263,18 @@ class WordMaps:
 
 @dataclasses.dataclass(frozen=True)
 class PatchMaps:
-    """What a token takes from the patches of an image, laid on the image, side by side; each map has its own scale."""
+    """What the patches of an image give, laid on the image, side by side; each map has its own scale.
+
+    Where values may be negative, the scale is the same on both sides of zero.
+    """
 
     table: pd.DataFrame
-    """The columns `panel`, `row` and `column` of a patch, from 0, and `value`, which is not negative."""
+    """The columns `panel`, `row` and `column` of a patch, from 0, and `value`."""
     image: str
     """The image as the model has read it: the content of a PNG file in base 64."""
     panel_titles: Mapping[str, str]
     beside: Mapping[str, str]
-    """What the token takes from tokens other than patches, in words, by panel."""
+    """What tokens other than patches give, in words, by panel."""
     caption: str
 
     def values_of(self, panel: str) -> pd.DataFrame:

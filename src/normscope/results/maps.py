@@ -84,6 +84,8 @@ class PatchedImage:
     """Red, green and blue from 0 to 255, as the model has read them."""
     grid: tuple[int, int]
     """Rows and columns of patches."""
+    title: str = ""
+    """The name of its file."""
 
     @property
     def patches(self) -> int:
@@ -371,7 +373,9 @@ def _text(text: TokenMap) -> dict[str, Any]:
         "maps": list(text.maps),
         "head_maps": list(text.head_maps),
         "tree": None if text.tree is None else dataclasses.asdict(text.tree),
-        "image": None if text.image is None else {"png": text.image.png, "grid": text.image.grid},
+        "image": None
+        if text.image is None
+        else {"png": text.image.png, "grid": text.image.grid, "title": text.image.title},
     }
 
 
@@ -432,7 +436,7 @@ def _image(content: Any) -> PatchedImage | None:
     if content is None:
         return None
     rows, columns = content["grid"]
-    return PatchedImage(pixels_of(content["png"]), (int(rows), int(columns)))
+    return PatchedImage(pixels_of(content["png"]), (int(rows), int(columns)), str(content["title"]))
 
 
 def pixels_of(png: str) -> UInt8[np.ndarray, "row column 3"]:

@@ -339,16 +339,16 @@ def without_values(model: LoadedModel, batch: Batch) -> TokenMap:
         key_words=key_words,
         tree=tree,
         unit=str(Level.token if batch.units is None else Level.word),
-        image=_patched_image(model, batch),
+        image=patched_image(model, batch),
     )
 
 
-def _patched_image(model: LoadedModel, batch: Batch) -> PatchedImage | None:
+def patched_image(model: LoadedModel, batch: Batch) -> PatchedImage | None:
     """The image whose patches are the tokens of a batch of one."""
     if model.reader is None or batch.own is None or model.reader.geometry.grid is None:
         return None
     pixels = model.reader.pixels(batch.own)
-    return None if pixels is None else PatchedImage(pixels, model.reader.geometry.grid)
+    return None if pixels is None else PatchedImage(pixels, model.reader.geometry.grid, batch.own.titles[0])
 
 
 def _annotated(batch: Batch) -> tuple[tuple[int, ...], DependencyTree] | None:

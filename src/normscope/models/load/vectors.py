@@ -81,20 +81,15 @@ class VectorModel(PreTrainedModel):
     # Whatever the model has been set to is right here: the attention is the model's own.
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
 
-    def __init__(
-        self, model: PreTrainedModel, probe: Mapping[str, Tensor], base: "VectorModel | None" = None
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, probe: Mapping[str, Tensor], base: "VectorModel | None" = None) -> None:
         config = copy.deepcopy(model.config)
         config.pad_token_id = None  # the number of a text's token
         super().__init__(config)
         self.model = model
         self._can_set_attn_implementation = model._can_set_attn_implementation
         self.probe = dict(probe)
-        if base is not None:
-            self._layer, self.table = base._layer, base.table
-        else:
-            self._layer = self._first_layer()
-            self.table = self._table()
+        self._layer: nn.Module = self._first_layer() if base is None else base._layer
+        self.table: _Table = self._table() if base is None else base.table
         self.eval()
 
     def _table(self) -> _Table:

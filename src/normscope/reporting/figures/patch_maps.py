@@ -9,13 +9,14 @@ from matplotlib.ticker import MaxNLocator
 
 from normscope.reporting.figures.layout import fitted
 from normscope.reporting.figures.style import SMALL, magnitudes, points
+from normscope.reporting.palette import DIVERGING
 from normscope.results.figures import PatchMaps, end_of_scale
 from normscope.results.maps import pixels_of
 
 _ABOVE, _BELOW = 0.35, 0.75
 """Inches above an image, for its title, and below it, for a scale and for what other tokens give."""
-_SCALE = (0.0, -0.2, 1.0, 0.04)
-"""Where the colour scale of a map is: left, bottom, width and height, in parts of the map."""
+_SCALE, _HEIGHT = 0.38, 0.07
+"""Inches from a map to the bottom of its colour scale, and the scale's own height."""
 _OPAQUE = 0.9
 """How much of the image the colour of the end of the scale hides."""
 _GREY = np.array([0.299, 0.587, 0.114])
@@ -39,7 +40,9 @@ def patch_maps(figure: PatchMaps, width: float) -> Canvas:
         image = _on_image(axes, pixels, figure.values_of(panel).to_numpy(dtype=float))
         axes.set_xlabel(fitted(figure.beside[panel], width / across - 0.2), fontsize=points("xtick.labelsize"))
         _plain(axes)
-        bar = canvas.colorbar(image, cax=axes.inset_axes(_SCALE), orientation="horizontal")
+        bar = canvas.colorbar(
+            image, cax=axes.inset_axes((0.0, -_SCALE / high, 1.0, _HEIGHT / high)), orientation="horizontal"
+        )
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=points(scale=SMALL), length=0)
         bar.locator = MaxNLocator(nbins=3)
@@ -53,11 +56,11 @@ def _on_image(axes: Axes, pixels: np.ndarray, values: np.ndarray) -> AxesImage:
     around = (-0.5, columns - 0.5, rows - 0.5, -0.5)
     grey = 255 - (255 - pixels @ _GREY) / 2
     axes.imshow(grey, cmap="gray", vmin=0, vmax=255, extent=around)
-    end, _ = end_of_scale(values)
-    shares = np.clip(values / (end or 1.0), 0.0, 1.0)
-    return axes.imshow(
-        values, cmap=magnitudes(), norm=Normalize(0, end or 1.0), alpha=_OPAQUE * shares, extent=around, aspect="equal"
-    )
+    signed = bool((values < 0).any())
+    end = end_of_scale(np.abs(values))[0] or 1.0
+    shares = np.clip(np.abs(values) / end, 0.0, 1.0)
+    scale, colours = (Normalize(-end, end), DIVERGING) if signed else (Normalize(0, end), magnitudes())
+    return axes.imshow(values, cmap=colours, norm=scale, alpha=_OPAQUE * shares, extent=around, aspect="equal")
 
 
 def _plain(axes: Axes) -> None:

@@ -381,14 +381,16 @@ class Explorer {
   // The pinned row on the image whose patches are tokens: by the measure that is shown, and by the one beside it or the weights.
   drawImage() {
     const { image } = this.sentence;
-    this.image.node.hidden = !image || this.signed;
+    this.image.node.hidden = !image || Boolean(this.state.minus);
     if (this.image.node.hidden) return;
-    const measures = [...new Set(["attn_w", this.state.beside, this.state.measure])].filter((name) => this.everyMeasure.includes(name) && !this.data.signed_measures.includes(name));
-    const colours = palette(this.root, "--paper-sequential"); // an image is as light in dark mode
+    const beside = this.signed ? [this.state.measure] : ["attn_w", this.state.beside, this.state.measure];
+    const measures = [...new Set(beside)].filter((name) => this.everyMeasure.includes(name) && this.data.signed_measures.includes(name) === this.signed);
+    const colours = palette(this.root, this.signed ? "--paper-diverging" : "--paper-sequential"); // an image is as light in dark mode
+    const row = this.map.rows[this.pinned];
     this.image.show(image, measures.map((measure) => {
-      const selection = { ...this.selection, measure };
-      return { title: `“${this.map.rows[this.pinned]}” receives: ${symbolOf(this.data.measures[measure])}`, map: mapOf(this.data, selection), colours };
-    }), this.pinned);
+      const symbol = symbolOf(this.data.measures[measure]);
+      return { title: this.map.ofTargets ? `${row}: ${symbol}` : `“${row}” receives: ${symbol}`, map: mapOf(this.data, { ...this.selection, measure }), colours };
+    }), this.pinned, this.signed);
   }
 
   save(kind) {

@@ -9,27 +9,28 @@ class ImageView {
     this.onPin = onPin;
   }
 
-  // `maps` has titles, maps and their colours; `pinned` is the row that is laid on the image. Patches are the last columns.
-  show({ png, grid: [rows, columns] }, maps, pinned) {
+  // `maps` has titles, maps and their colours; `pinned` is the row that is laid on the image. Patches are the last columns. Of
+  // `signed` values, both sides of zero have one scale.
+  show({ png, grid: [rows, columns] }, maps, pinned, signed) {
     const source = `data:image/png;base64,${png}`;
     const [{ map: first }] = maps;
     const before = first.columns.length - rows * columns;
     const original = make("figure", {}, make("figcaption", {}, "image"), make("div", { className: "image-map whole" }, make("img", { src: source, alt: "the image as the model reads it" })));
     this.node.replaceChildren(original, ...maps.map(({ title, map, colours }) => {
       const values = map.values.subarray(pinned * map.columns.length, (pinned + 1) * map.columns.length);
-      const others = before ? [make("p", { className: "faint" }, this.othersOf(map, values, before))] : [];
-      return make("figure", {}, make("figcaption", {}, title), this.laid(source, map, values.subarray(before), [rows, columns], colours, pinned - before), ...others);
+      const others = before ? [make("p", { className: "faint" }, this.othersOf(map, values, before, signed))] : [];
+      return make("figure", {}, make("figcaption", {}, title), this.laid(source, map, values.subarray(before), [rows, columns], colours, signed, map.ofTargets ? -1 : pinned - before), ...others);
     }));
   }
 
   // The image in grey below a canvas with a pixel for each patch.
-  laid(source, map, values, [rows, columns], colours, chosen) {
+  laid(source, map, values, [rows, columns], colours, signed, chosen) {
     const canvas = make("canvas", { width: columns, height: rows, role: "img", ariaLabel: "what comes from each patch of the image", onclick: (event) => this.click(event, map, [rows, columns]) });
     const context = canvas.getContext("2d");
     const { largest } = endOfScale(values, 0, false);
     values.forEach((value, at) => {
       const share = Math.min(1, Math.abs(value) / (largest || 1));
-      const [red, green, blue] = colours(share);
+      const [red, green, blue] = colours(signed ? 0.5 + (Math.sign(value) * share) / 2 : share);
       context.fillStyle = `rgba(${red}, ${green}, ${blue}, ${OPAQUE * share})`;
       context.fillRect(at % columns, Math.floor(at / columns), 1, 1);
     });
@@ -39,12 +40,14 @@ class ImageView {
   }
 
   // The shares of what the row receives that come from tokens other than patches.
-  othersOf(map, values, before) {
+  othersOf(map, values, before, signed) {
+    if (signed) return map.columns.slice(0, before).map((token, at) => `${token} ${formatNumber(values[at], true)}`).join(" · ");
     const whole = total(values) || 1;
     return map.columns.slice(0, before).map((token, at) => `${token} ${formatNumber((100 * values[at]) / whole)}%`).join(" · ");
   }
 
   click(event, map, [rows, columns]) {
+    if (map.ofTargets) return;
     const { left, top, width, height } = event.target.getBoundingClientRect();
     const [row, column] = [Math.floor(((event.clientY - top) / height) * rows), Math.floor(((event.clientX - left) / width) * columns)];
     this.onPin(map.rows.length - rows * columns + row * columns + column);
