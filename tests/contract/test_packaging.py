@@ -58,6 +58,7 @@ MODULES = {
     "huggingface-hub": "huggingface_hub",
     "hydra-core": "hydra",
     "pyyaml": "yaml",
+    "pillow": "PIL",
     "typing-extensions": "typing_extensions",
 }
 
