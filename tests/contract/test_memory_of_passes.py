@@ -1,6 +1,7 @@
 """A pass keeps nothing of the layers behind it: what the model drops is freed at once, without the garbage collector."""
 
 import gc
+from collections.abc import Collection
 
 import pytest
 import torch
@@ -51,8 +52,16 @@ def kept_by_layer(family, *, feed_forward):
     return counts
 
 
+QUICK = {"bert", "gpt2", "llama"}
+
+
+def quick_first(families: Collection[str]) -> list:
+    """The families; all but a few are slow."""
+    return [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in sorted(families)]
+
+
 @pytest.mark.spread(8)
-@pytest.mark.parametrize("family", sorted(FAMILY_CONFIGS.keys() - COLLECTS))
+@pytest.mark.parametrize("family", quick_first(FAMILY_CONFIGS.keys() - COLLECTS))
 def test_nothing_of_a_layer_outlives_its_block(family):
     counts = kept_by_layer(family, feed_forward=False)
     assert len(counts) == LAYERS
@@ -60,7 +69,7 @@ def test_nothing_of_a_layer_outlives_its_block(family):
 
 
 @pytest.mark.spread(8)
-@pytest.mark.parametrize("family", sorted(FAMILY_CONFIGS.keys() - COLLECTS - MAPPED))
+@pytest.mark.parametrize("family", quick_first(FAMILY_CONFIGS.keys() - COLLECTS - MAPPED))
 def test_nothing_of_a_whole_layer_outlives_it(family):
     counts = kept_by_layer(family, feed_forward=True)
     assert len(counts) == LAYERS

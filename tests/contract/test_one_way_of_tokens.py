@@ -461,6 +461,7 @@ def test_one_function_calls_tokenizers():
     assert calls == {"data/tokenization.py"}
 
 
+@pytest.mark.slow
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("pooled", [True, False])
 def test_the_default_prompt_of_an_encoder_is_read_through_every_door(pooled, tokenizer, tmp_path):

@@ -69,6 +69,7 @@ def sweep(saved_model, deeper_model, tmp_path_factory):
     return outcome, folder
 
 
+@pytest.mark.slow
 def test_a_sweep_compares_what_completed_and_names_what_failed(sweep, deeper_model):
     outcome, folder = sweep
     assert outcome.status == 1
@@ -737,6 +738,7 @@ def test_maps_are_called_means_over_seeds_only_if_there_are_several(sweep):
         assert ("Groups are means over seeds." in page) == bool(seeds)
 
 
+@pytest.mark.slow
 def test_a_sweep_keeps_what_comparisons_need(sweep):
     """Means of single sequences give the metric, and heat maps have the numbers of their tables."""
     _, folder = sweep

@@ -94,6 +94,7 @@ def test_a_run_that_is_stopped_during_interventions_goes_on_from_there(capsys, m
     assert not [*folder.glob("checkpoint*")]
 
 
+@pytest.mark.slow
 def test_what_an_earlier_pass_led_to_is_not_taken_for_the_results_of_another(
     capsys, monkeypatch, tmp_path, saved_model
 ):

@@ -333,6 +333,7 @@ def test_a_server_that_is_not_there(monkeypatch, tmp_path):
     assert run_of(tmp_path / "run")["exit"] == 0
 
 
+@pytest.mark.slow
 def test_without_a_key_a_run_is_tracked_offline(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))

@@ -295,6 +295,7 @@ def test_words_joined_by_spaces():
     assert [text[start:end] for start, end in spans] == ["a", "b c", "d"]
 
 
+@pytest.mark.slow
 def test_a_run_reports_parts_of_speech(capsys, monkeypatch, tmp_path, saved_model):
     path = write_treebank(tmp_path, repeats=3)
     folder = tmp_path / "run"

@@ -361,6 +361,7 @@ def test_a_figure_for_a_slide_is_as_large_as_fits_below_its_title():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_a_tall_figure_for_a_slide_has_more_panels_beside_each_other():
     table = pd.DataFrame({"layer": [1, 2] * 12, "value": 0.5, "line": "a", "panel": np.repeat(range(12), 2)})

@@ -128,6 +128,7 @@ def test_folders_are_compared_by_their_weights_whatever_they_are_called(of_folde
     assert "changes most in layer" in sentence
 
 
+@pytest.mark.slow
 def test_neither_other_texts_nor_other_weights_are_seeds(saved_model, tokenizer):
     model, other = (AutoModel.from_pretrained(saved_model) for _ in range(2))
     with torch.no_grad():
@@ -147,6 +148,7 @@ def test_neither_other_texts_nor_other_weights_are_seeds(saved_model, tokenizer)
     assert not any("seeds" in sentence for sentence in told)
 
 
+@pytest.mark.slow
 def test_the_same_run_under_other_names_counts_once(folders, of_folder, tokenizer):
     one, two = of_folder("base"), measured(AutoModel.from_pretrained(folders / "step-32"), tokenizer=tokenizer)
     told = "2 runs of base measured the same weights, texts and seeds in the same way: they count once."
