@@ -14,7 +14,7 @@ import normscope
 from normscope.data.batching import collate, unpacked
 from normscope.data.encoding import Encoder
 from normscope.data.image_files import ImageFiles
-from normscope.data.options import DatasetKind, DatasetOptions
+from normscope.data.options import DatasetKind, DatasetOptions, check_dataset
 from normscope.errors import InputError
 from normscope.models.load import input_reading
 from normscope.models.load.text_batches import batch_from_texts
@@ -22,6 +22,7 @@ from normscope.reporting.drawing import laid_out
 from normscope.results.figures import end_of_scale
 from normscope.results.maps import pixels_of
 from normscope.rounding import number
+from tests.contract.test_configs import composed
 from tests.contract.test_vectors import IMAGES, SMALL, explicit, made
 from tests.end_to_end.browser import needs_browser, opened
 
@@ -261,6 +262,12 @@ def test_inputs_of_another_size_are_one_line():
     )
     with pytest.raises(InputError, match=r"shape \(1, 3, 20, 32\), expected \(1, 3, 32, 32\) as for other inputs"):
         normscope.decompose(model, pixels(size=(20, 32)))
+
+
+@pytest.mark.parametrize("key", ["max_length=5", "segmentation=sentence", "wikitext=true", "mask_fraction=0.5"])
+def test_keys_of_texts_are_refused_with_images(key):
+    with pytest.raises(InputError, match=f"dataset.{key.partition('=')[0]} is for texts"):
+        check_dataset(composed("dataset=images", "dataset.path=photos", f"dataset.{key}").dataset)
 
 
 def test_texts_and_images_are_not_mistaken_for_each_other(wrapped, tmp_path):

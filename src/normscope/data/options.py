@@ -157,10 +157,24 @@ def check_dataset(options: DatasetOptions) -> None:
         raise InputError(
             "dataset=conllu has sentences of annotated words; leave out dataset.segmentation and dataset.wikitext"
         )
+    if options.kind is DatasetKind.images:
+        _check_images(options)
     if options.chat_template:
         _check_conversations(options)
     if options.stride and options.segmentation is not Segmentation.window:
         raise InputError(f"dataset.stride={options.stride} is for dataset.segmentation=window")
+
+
+def _check_images(options: DatasetOptions) -> None:
+    of_texts = {
+        "max_length": options.max_length is not None,
+        "segmentation": options.segmentation is not Segmentation.none,
+        "wikitext": options.wikitext,
+        "mask_fraction": options.mask_fraction > 0,
+    }
+    for key, given in of_texts.items():
+        if given:
+            raise InputError(f"dataset.{key} is for texts, but dataset=images has images; leave it out")
 
 
 def _check_conversations(options: DatasetOptions) -> None:
