@@ -25,6 +25,7 @@ from normscope.rounding import number
 from tests.contract.test_configs import composed
 from tests.contract.test_vectors import IMAGES, SMALL, explicit, made
 from tests.end_to_end.browser import needs_browser, opened
+from tests.end_to_end.shell import run_here
 
 SIZE = {"height": 32, "width": 32}
 
@@ -345,3 +346,44 @@ def test_the_logit_of_a_class_comes_from_patches(tmp_path):
         assert "<h1>photo.png in " in re.sub("<h1[^>]*>", "<h1>", normscope.page(result))
     with pytest.raises(InputError, match="no weights of a"):
         normscope.attribute(normscope.wrap(made(vit)[0], processor()), pixels(), normscope.Label())
+
+
+@pytest.fixture(scope="module")
+def of_cats(tmp_path_factory):
+    """A folder with a classifier of images and a photograph."""
+    folder = tmp_path_factory.mktemp("cats")
+    config = transformers.ViTConfig(**SMALL, **IMAGES, id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1})
+    torch.manual_seed(0)
+    transformers.ViTForImageClassification(config).eval().save_pretrained(folder)
+    processor().save_pretrained(folder)
+    pixels().save(folder / "photo.png")
+    return folder
+
+
+def test_an_image_is_explained_from_the_command_line(of_cats, capsys, monkeypatch, tmp_path):
+    model = f"model.name={of_cats}"
+    outcome = run_here(
+        capsys, monkeypatch, "explain", str(of_cats / "photo.png"), model, f"output_dir={tmp_path / 'out'}"
+    )
+    assert outcome.status == 0, outcome.err
+    classifier = transformers.ViTForImageClassification.from_pretrained(of_cats)
+    with torch.no_grad():
+        logits = classifier(**processor()(images=pixels(), return_tensors="pt")).logits[0]
+    best, other = ("cat", "dog") if logits[0] > logits[1] else ("dog", "cat")
+    said = f"Logit of the class {best} minus that of the class {other}: {number(float(logits.max() - logits.min()))}"
+    assert said in " ".join(outcome.out.split())
+    page = (tmp_path / "out" / "explain.html").read_text()
+    assert "photo.png in " in page
+    assert re.search(r'"image":\s*\{"png"', page)
+
+
+def test_attention_of_an_image_from_the_command_line(of_cats, capsys, monkeypatch, tmp_path, saved_model):
+    photo, out = str(of_cats / "photo.png"), f"output_dir={tmp_path / 'out'}"
+    outcome = run_here(capsys, monkeypatch, "attention", photo, "queries=0", f"model.name={of_cats}", out)
+    assert outcome.status == 0, outcome.err
+    table = normscope.read(tmp_path / "out").table
+    assert table["key_token"].drop_duplicates().tolist() == ["[CLS]", *PATCHES]
+    for command in ("explain", "attention"):
+        outcome = run_here(capsys, monkeypatch, command, photo, f"model.name={saved_model}", out)
+        assert outcome.status == 2
+        assert "reads texts, not images; set model.name to a model of images" in " ".join(outcome.err.split())

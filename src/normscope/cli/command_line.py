@@ -161,6 +161,10 @@ def text_of(asked: argparse.Namespace, is_key: Callable[[str], bool]) -> str:
         if text == "-":
             return _read_stdin().removesuffix("\n").removesuffix("\r")
         if _is_file(text):
+            from normscope.untrusted.images import names_image
+
+            if names_image(text):
+                return str(text)  # a model of images opens it
             with opened(Path(text)) as stream:
                 whole = read(stream, Path(text), _LONGEST_TEXT).decode()
             return whole.removesuffix("\n").removesuffix("\r")

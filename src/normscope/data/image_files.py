@@ -7,6 +7,7 @@ from pathlib import Path
 from normscope.data.examples import Corpus, Example
 from normscope.data.text_files import find_files
 from normscope.errors import InputError
+from normscope.untrusted.images import names_image
 
 KEY = "dataset.path"
 
@@ -24,14 +25,11 @@ class ImageFiles(Corpus):
         Raises:
             InputError: If there are none.
         """
-        from PIL import Image
-
-        known = Image.registered_extensions()
         location = Path(path).expanduser()
         inside = sorted(location.iterdir()) if location.is_dir() else find_files(path, KEY)
         if inside == [location]:
             return cls((location,))
-        files = [file for file in inside if file.is_file() and file.suffix.lower() in known]
+        files = [file for file in inside if file.is_file() and names_image(file)]
         if not files:
             raise InputError(f"{KEY}={path}: expected image files (.jpg, .png, …), found none")
         return cls(tuple(files))

@@ -7,7 +7,7 @@ from typing import Any
 
 from normscope.api.attention_values import attention
 from normscope.errors import InputError, one_line
-from normscope.live.texts import as_given
+from normscope.live.texts import as_given, require_kind
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import load
 from normscope.reporting.options import Verbosity
@@ -38,6 +38,7 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, Any], fol
     """
     with Phases([Phase.MODEL, Phase.TEXT], shown=options.verbosity is not Verbosity.quiet) as phases:
         model = load(options.model, options.device)
+        require_kind(model, text)
         phases.begin(Phase.TEXT)
         with phases.layers():
             found = _found(options, model, text, asked)
@@ -54,7 +55,7 @@ def _found(options: RunOptions, model: LoadedModel, text: str, asked: Mapping[st
         model,
         as_given(model, text, chat=options.dataset.chat_template),
         queries=_parts(asked.get("queries", "last")),
-        keys=_parts(asked.get("keys", "words")),
+        keys=_parts(asked.get("keys", "words" if model.reader is None else "tokens")),
         layers=_numbers(options.layers),
         heads=_numbers(asked.get("heads", "all")),
         measure=asked.get("measure", "weight"),

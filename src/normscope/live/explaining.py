@@ -5,12 +5,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from normscope.api.attributed_scores import attribute
+from normscope.api.decomposition import decompose
+from normscope.api.targets import Label
 from normscope.errors import InputError, escaped, one_line
 from normscope.live.session import Session
-from normscope.live.texts import Limit, as_given, count_of
+from normscope.live.texts import Limit, as_given, count_of, require_kind
+from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import load
+from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.stored.logit_meaning import LogitMeaning
 from normscope.reporting.options import Verbosity
+from normscope.reporting.page import report
 from normscope.reporting.page.live_page import live_page
 from normscope.rounding import number
 from normscope.running.options import RunOptions
@@ -42,7 +48,10 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
         raise InputError("explain: expected a text, got an empty one")
     with Phases([Phase.MODEL, Phase.TEXT], shown=options.verbosity is not Verbosity.quiet) as phases:
         model = load(options.model, options.device)
+        require_kind(model, text)
         phases.begin(Phase.TEXT)
+        if model.reader is not None:
+            return _image_explained(model, Path(text), folder)
         chat = bool(options.dataset.chat_template)
         limit = Limit(count_of(model, as_given(model, text, chat=chat)), "the text")
         session = Session([model], limit, keeps=True, attention=options.attention)
@@ -55,7 +64,22 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
     if "scores" not in prediction:
         raise InputError(prediction["note"])
     _print(model.name, prediction)
-    page = live_page(session.about(), saved, text)
+    return _written(folder, live_page(session.about(), saved, text))
+
+
+def _image_explained(model: LoadedModel, image: Path, folder: Path) -> Path:
+    """Print which patches a classifier's answer comes from; without one, what tokens take from patches; and write the page."""
+    if model.classifier is None:
+        found = decompose(model, image)
+    else:
+        logits = model.classifier(**batch_from_texts(model, image).to(model.device).model_inputs()).logits[0]
+        best = logits.topk(min(2, len(logits))).indices.tolist()
+        found = attribute(model, image, Label(best[0]), against=best[1] if len(best) > 1 else None)
+    print(f"\n{found}\n")
+    return _written(folder, report.page(found))
+
+
+def _written(folder: Path, page: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return write_file(folder, PAGE, page.encode())

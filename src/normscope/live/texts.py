@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from normscope.data.options import Level
@@ -21,6 +22,7 @@ from normscope.models.load.text_batches import (
     roles_of,
 )
 from normscope.rounding import counted
+from normscope.untrusted.images import names_image
 
 SEPARATOR = " ||| "
 """Between the two texts of a pair."""
@@ -74,8 +76,18 @@ def messages_of(text: str) -> list[TypedMessage]:
     return messages
 
 
+def require_kind(model: LoadedModel, text: str) -> None:
+    """Check that the file of an image is for a model of images.
+
+    Raises:
+        InputError: If the model reads texts.
+    """
+    if model.reader is None and names_image(text) and Path(text).is_file():
+        raise InputError(f"{text}: {model.name} reads texts, not images; set model.name to a model of images")
+
+
 def as_given(model: LoadedModel, text: str, *, chat: bool = False) -> Any:
-    """A text, a pair of texts with ` ||| ` between them, or a conversation, as the Python interface takes it.
+    """A text, a pair of texts with ` ||| ` between them, a conversation or an image's file, as the Python interface takes it.
 
     Args:
         chat: Whether the text is a conversation; see `messages_of`.
@@ -85,6 +97,8 @@ def as_given(model: LoadedModel, text: str, *, chat: bool = False) -> Any:
     """
     if not text.strip():
         raise InputError("text: expected a text, got an empty one")
+    if model.reader is not None:
+        return Path(text)
     if chat:
         return [{"role": each.role, "content": each.content} for each in messages_of(text)]
     first, separator, second = text.partition(SEPARATOR)
