@@ -387,3 +387,14 @@ def test_attention_of_an_image_from_the_command_line(of_cats, capsys, monkeypatc
         outcome = run_here(capsys, monkeypatch, command, photo, f"model.name={saved_model}", out)
         assert outcome.status == 2
         assert "reads texts, not images; set model.name to a model of images" in " ".join(outcome.err.split())
+
+
+def test_a_model_of_images_stays_as_it_is():
+    """What a token before the patches is, is found without writing into the weights that the copy shares."""
+    model, _ = made(dinov2)
+    before = {name: (parameter._version, parameter.clone()) for name, parameter in model.named_parameters()}
+    assert normscope.wrap(model, processor()).reader.geometry.names[1] == "[REGISTER1]"
+    for name, parameter in model.named_parameters():
+        version, values = before[name]
+        assert parameter._version == version
+        assert torch.equal(parameter, values)

@@ -146,7 +146,7 @@ class Answers:
             "meaning": str(found.meaning),
             "target": target or next((name for name, _ in found.choices), ""),
         }
-        aim, against = _aimed(found, target, against)
+        aim, against = aimed(found, target, against)
         answer["against"] = against
         try:
             parts = attribute(
@@ -187,7 +187,7 @@ class Answers:
         model = self._model(side)
         given = self._read(model, side).given
         found = prediction_of(model, given)
-        aim, against = _aimed(found, target, against)
+        aim, against = aimed(found, target, against)
         parts = attribute(model, given, aim, against=found.answer(against), by=["layer", "head"])
         heads = parts.tables["heads"].assign(value=parts.tables["heads"]["value"] / _whole(parts, aim))
         grid = heads.pivot_table(index="layer", columns="head", values="value").fillna(0.0)
@@ -276,7 +276,7 @@ def _row(model: LoadedModel, given: Any, level: Level, found: Prediction, scores
     return int(batch_from_texts(model, given, level).unit_numbers[found.position])
 
 
-def _aimed(found: Prediction, target: str, against: str) -> tuple[Any, str]:
+def aimed(found: Prediction, target: str, against: str) -> tuple[Any, str]:
     """What is attributed, and the answer that is subtracted; empty for none.
 
     Where one answer excludes the others, another is always subtracted, the likeliest unless one is asked for: all answers share

@@ -7,13 +7,13 @@ from typing import Any
 
 from normscope.api.attributed_scores import attribute
 from normscope.api.decomposition import decompose
-from normscope.api.targets import Label
 from normscope.errors import InputError, escaped, one_line
+from normscope.live.answers import aimed
+from normscope.live.predictions import prediction_of
 from normscope.live.session import Session
 from normscope.live.texts import Limit, as_given, count_of, require_kind
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import load
-from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.stored.logit_meaning import LogitMeaning
 from normscope.reporting.options import Verbosity
 from normscope.reporting.page import report
@@ -69,12 +69,12 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
 
 def _image_explained(model: LoadedModel, image: Path, folder: Path) -> Path:
     """Print which patches a classifier's answer comes from; without one, what tokens take from patches; and write the page."""
-    if model.classifier is None:
-        found = decompose(model, image)
+    predicted = prediction_of(model, image)
+    if predicted.choices:
+        target, against = aimed(predicted, "", "")
+        found = attribute(model, image, target, against=against or None)
     else:
-        logits = model.classifier(**batch_from_texts(model, image).to(model.device).model_inputs()).logits[0]
-        best = logits.topk(min(2, len(logits))).indices.tolist()
-        found = attribute(model, image, Label(best[0]), against=best[1] if len(best) > 1 else None)
+        found = decompose(model, image)
     print(f"\n{found}\n")
     return _written(folder, report.page(found))
 

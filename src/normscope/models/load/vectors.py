@@ -10,11 +10,13 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from transformers.modeling_utils import PreTrainedModel
 
@@ -53,7 +55,7 @@ class _Table(nn.Embedding):
         return begin(vectors)
 
 
-class _Attention(TorchFunctionMode):
+class _AttentionWatch(TorchFunctionMode):
     """Notes whether attention is computed."""
 
     seen = False
@@ -156,7 +158,7 @@ class VectorModel(PreTrainedModel):
             return output
 
         calls = LayerCalls(self.model, 1, run=run)
-        with torch.no_grad(), model_code(self.model), _Attention() as attention, calls:
+        with torch.no_grad(), model_code(self.model), _AttentionWatch() as attention, calls:
             self.model(**self._noise(0))
         if not found:
             raise InputError(
@@ -165,8 +167,14 @@ class VectorModel(PreTrainedModel):
             )
         return found[0]
 
-    def _entry(self, inputs: Mapping[str, Tensor]) -> Float[Tensor, "input token model"]:
-        """What enters the first layer, in a pass that ends there."""
+    def _entry(
+        self, inputs: Mapping[str, Tensor], changed: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> Float[Tensor, "input token model"]:
+        """What enters the first layer, in a pass that ends there.
+
+        Args:
+            changed: Parameters that stand in for the model's own, which stay as they are.
+        """
         found: list[Tensor] = []
 
         def stop(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -176,7 +184,7 @@ class VectorModel(PreTrainedModel):
         handle = self._layer.register_forward_pre_hook(stop, with_kwargs=True)
         try:
             with torch.no_grad(), model_code(self.model), contextlib.suppress(StopForward):
-                self.model(**inputs)
+                functional_call(self.model, dict(changed), kwargs=dict(inputs))
         finally:
             handle.remove()
         return found[0]
@@ -246,10 +254,12 @@ class VectorModel(PreTrainedModel):
         """The names of the tokens that no input changes, and which of them are registers: what the parameter is called that
         each is."""
         names, registers = [f"[{number}]" for number in range(1, tokens + 1)], []
-        for path, parameter in self.model.named_parameters():
-            if parameter.ndim > 3 or parameter.shape[-1] != self.table.embedding_dim or f"{path}.".startswith("table."):
+        of_layers = {id(parameter) for parameter in self._layers.parameters()}
+        for path, parameter in self.model.named_parameters() if tokens else ():
+            is_vector = 1 <= parameter.ndim <= 3 and parameter.shape[-1] == self.table.embedding_dim
+            if not is_vector or id(parameter) in of_layers:
                 continue
-            places = self._places_of(parameter)
+            places = self._places_of(path, parameter)
             if not places or places[-1] >= tokens:
                 continue
             kind = path.rpartition(".")[2].removesuffix("s").removesuffix("_token").removesuffix("_embedding")
@@ -259,13 +269,12 @@ class VectorModel(PreTrainedModel):
                 registers += [names[place]] if kind == "register" else []
         return names, registers
 
-    def _places_of(self, parameter: nn.Parameter) -> list[int]:
-        """Which tokens' vectors a parameter is a part of; none if it is one of layers."""
-        kept = parameter.detach().clone()
-        with torch.no_grad():
-            parameter.add_(1.0)
-            try:
-                vectors = self._entry(self._noise(0))[0]
-            finally:
-                parameter.copy_(kept)
+    @property
+    def _layers(self) -> nn.Module:
+        """The list of the layers."""
+        return next(each for each in self.model.modules() if self._layer in each.children())
+
+    def _places_of(self, path: str, parameter: Tensor) -> list[int]:
+        """Which tokens' vectors a parameter is a part of."""
+        vectors = self._entry(self._noise(0), {path: parameter + 1})[0]
         return torch.nonzero((vectors != self.table.weight).any(dim=-1)).flatten().tolist()
