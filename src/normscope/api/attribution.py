@@ -268,19 +268,12 @@ def _on_image(found: Sequence[Attributed], image: PatchedImage) -> PatchMaps:
         )
         for name, each in zip(names, found, strict=True)
     }
-    table = tidy(
-        {"value": np.stack([each.scores[before:].reshape(image.grid) for each in found])},
-        panel=names,
-        row=range(image.grid[0]),
-        column=range(image.grid[1]),
-    )
-    return PatchMaps(
-        table=table,
-        image=image.png,
-        panel_titles=dict(zip(names, map(said, found), strict=True)),
-        beside=beside,
-        caption="Patches are coloured by what each of them adds: orange raises the value, purple lowers it. Below each map: "
-        "what tokens other than patches add.",
+    return image.maps(
+        {name: each.scores[before:] for name, each in zip(names, found, strict=True)},
+        dict(zip(names, map(said, found), strict=True)),
+        beside,
+        "Patches are coloured by what each of them adds: orange raises the value, purple lowers it. Below each map: what "
+        "tokens other than patches add.",
     )
 
 

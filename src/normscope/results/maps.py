@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pandas as pd
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from PIL import Image
 
 from normscope.errors import InputError, one_line, printable
@@ -98,6 +98,27 @@ class PatchedImage:
         content = io.BytesIO()
         Image.fromarray(self.pixels).save(content, "PNG")
         return base64.b64encode(content.getvalue()).decode()
+
+    def maps(
+        self,
+        values: Mapping[str, Float[np.ndarray, " patch"]],
+        titles: Mapping[str, str],
+        beside: Mapping[str, str],
+        caption: str,
+    ) -> PatchMaps:
+        """Values of patches laid on the image.
+
+        Args:
+            values: By panel.
+            titles: See `PatchMaps`, as for the other two.
+        """
+        table = tidy(
+            {"value": np.stack([each.reshape(self.grid) for each in values.values()])},
+            panel=list(values),
+            row=range(self.grid[0]),
+            column=range(self.grid[1]),
+        )
+        return PatchMaps(table, self.png, titles, beside, caption)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -259,26 +280,20 @@ class TokenMap:
     def _on_image(self, image: PatchedImage, layer: int, titles: Mapping[str, str]) -> PatchMaps:
         """What the first token takes from the patches in a layer; without a token before them, what all tokens take."""
         before = len(self.keys) - image.patches
-        cells, beside = {}, {}
+        patches, beside = {}, {}
         for measure in titles:
             values = self.maps[measure][self.layers.index(layer)]
             row = values[0] if before else values.mean(axis=0)
-            cells[measure] = row[before:].reshape(image.grid)
+            patches[measure] = row[before:]
             shares = row[:before] / max(float(row.sum()), np.finfo(row.dtype).tiny)
             beside[measure] = " · ".join(
                 f"{token} {percentage(float(share))}" for token, share in zip(self.keys, shares, strict=False)
             )
-        table = tidy(
-            {"value": np.stack([*cells.values()])},
-            panel=list(cells),
-            row=range(image.grid[0]),
-            column=range(image.grid[1]),
-        )
         who = f"{self.queries[0]} takes" if before else "all tokens take on average"
         caption = f"{self.title}: what {who} from each patch in layer {layer}; darker is more."
         if before:
             caption += " Below each map: the share that it takes from tokens other than patches."
-        return PatchMaps(table, image.png, titles, beside, caption)
+        return image.maps(patches, titles, beside, caption)
 
     def _cells(self, measure: str, layer: int) -> np.ndarray:
         """The map of one layer as it is drawn: NaN where a query cannot see a key."""

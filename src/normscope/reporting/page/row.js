@@ -90,7 +90,7 @@ class RowText {
       word.title = `${name(key)}: ${formatNumber(values[key], this.signed)}${this.apart.has(key) ? `, ${this.apart.get(key)}` : ""}`;
       if (!this.apart.has(key)) colour(word, values[key], position);
     });
-    for (const sentence of this.sentences) sentence.total = sentence.members.reduce((sum, key) => sum + values[key], 0);
+    for (const sentence of this.sentences) sentence.total = total(sentence.members.map((key) => values[key]));
     const ends = Math.max(...this.sentences.map((sentence) => Math.abs(sentence.total))) || 1;
     const ofSentences = positionOn({ largest: ends, difference: this.signed });
     for (const { sum, total: value } of this.sentences) {
