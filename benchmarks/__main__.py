@@ -46,16 +46,21 @@ def main() -> None:
     if not others:
         return
     print(machine())
-    for suite in others:
-        _measure(suite, arguments.repeats, arguments.out)
+    complete = [_measure(suite, arguments.repeats, arguments.out) for suite in others]
     print(
         "time_ratio: median over paired passes. The bare pass includes the last feed-forward network; unless feedforward is\n"
         f"measured, an analysed pass ends at the last attention block. Results are in {arguments.out}"
     )
+    if not all(complete):
+        raise SystemExit(1)
 
 
-def _measure(suite: str, repeats: int, folder: Path) -> None:
-    """Measure a suite, and print and write each part as soon as it is known, so that none is lost."""
+def _measure(suite: str, repeats: int, folder: Path) -> bool:
+    """Measure a suite; print and write each part as soon as it is known, so that none is lost.
+
+    Returns:
+        Whether everything was measured.
+    """
     rows: list[dict[str, object]] = []
     if suite in SUITES:
         for scenario in SUITES[suite]():
@@ -67,7 +72,7 @@ def _measure(suite: str, repeats: int, folder: Path) -> None:
         for row in _rows_of(suite, repeats):
             rows.append(row)
             write(folder, suite, rows)
-    show(rows)
+    return show(rows)
 
 
 def _rows_of(suite: str, repeats: int) -> Iterable[dict[str, object]]:

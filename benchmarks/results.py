@@ -30,9 +30,14 @@ def machine() -> str:
     return f"{processor}, {cores}, torch {torch.__version__}, {torch.get_num_threads()} threads"
 
 
-def show(rows: list[dict[str, object]]) -> None:
-    """Print rows as a table."""
+def show(rows: list[dict[str, object]]) -> bool:
+    """Print rows as a table, and again in red what has failed, with the reason; return whether everything was measured."""
     print(pd.DataFrame(rows).to_string(index=False), flush=True)
+    failed = [row for row in rows if row.get("note")]
+    for row in failed:
+        about = ", ".join(str(row[key]) for key in ("shape", "length", "way") if key in row)
+        print(f"\033[31m{about}: {row['note']}\033[0m", flush=True)
+    return not failed
 
 
 def write(folder: Path, suite: str, rows: list[dict[str, object]]) -> None:

@@ -210,7 +210,9 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
 
     def one_scalar() -> None:
         passed = held_pass(model, facts, inputs)
-        attribute_scalars(passed, (passed.returned * passed.token_mask.unsqueeze(-1)).sum(dim=(1, 2)))
+        # The coordinate of the sentence's vector that is furthest from 0; the sum of all of them is 0 behind a LayerNorm.
+        vector = passed.returned[:, 0]
+        attribute_scalars(passed, vector.take_along_dim(vector.abs().argmax(dim=-1, keepdim=True), dim=-1)[:, 0])
 
     def zeroed() -> None:
         model_maps(model, facts, inputs, [MapMethod.VALUE_ZEROING])
