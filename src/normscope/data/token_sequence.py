@@ -93,13 +93,12 @@ class ReadsInputs(Protocol):
     """Makes the inputs of a model that reads no token ids."""
 
     @property
-    def tokens(self) -> int:
-        """Number of tokens of each input."""
+    def categories(self) -> Sequence[str]:
+        """The categories that tokens may have."""
         ...
 
-    @property
-    def categories(self) -> Mapping[str, list[str]]:
-        """The names of the tokens of each category."""
+    def tokens(self, own: OwnInput) -> tuple[list[int], list[str]]:
+        """The numbers of an input's tokens, and the category of each."""
         ...
 
     def read(self, given: object) -> OwnInput:

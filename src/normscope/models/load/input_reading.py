@@ -16,7 +16,7 @@ from transformers.processing_utils import ProcessorMixin
 
 from normscope.data.token_sequence import OwnInput
 from normscope.errors import InputError, describe_type, one_line
-from normscope.models.load.vectors import Geometry
+from normscope.models.load.vectors import Geometry, Positions
 
 Processor = BaseImageProcessor | SequenceFeatureExtractor | ProcessorMixin | Callable[[Any], Mapping[str, Any]]
 """A processor of transformers, or a function of an image that returns keyword arguments of the model."""
@@ -43,11 +43,22 @@ def probe_of(processor: Any, model: PreTrainedModel) -> dict[str, Tensor]:
     Raises:
         InputError: If it fails, or makes nothing that the model reads.
     """
+    return prepared(processor, _nothing_of(processor, _PROBE), model)
+
+
+def makes_sizes(processor: Any, model: PreTrainedModel, probe: Mapping[str, Tensor]) -> bool:
+    """Whether a processor makes inputs of several sizes, because it neither resizes nor pads them to one."""
+    other = prepared(processor, _nothing_of(processor, _PROBE + _PROBE // 2), model)
+    return any(each.shape != probe[name].shape for name, each in other.items())
+
+
+def _nothing_of(processor: Any, width: int) -> object:
+    """An input without content: as many seconds as `_PROBE` is part of a width, or an image."""
     if isinstance(processor, SequenceFeatureExtractor):
-        return prepared(processor, np.zeros(_rate_of(processor), dtype=np.float32), model)
+        return np.zeros(_rate_of(processor) * width // _PROBE, dtype=np.float32)
     from PIL import Image
 
-    return prepared(processor, Image.new("RGB", (_PROBE, _PROBE), (128, 128, 128)), model)
+    return Image.new("RGB", (width, _PROBE), (128, 128, 128))
 
 
 def prepared(processor: Any, given: object, model: PreTrainedModel) -> dict[str, Tensor]:
@@ -96,39 +107,40 @@ class InputReader:
 
     processor: Any
     model: PreTrainedModel
-    shapes: Mapping[str, torch.Size]
-    """Those of its arguments, for one input."""
-    geometry: Geometry
+    positions: Positions
     _given: dict[int, object] = dataclasses.field(default_factory=dict)
     """The inputs that were read, or their files, by their numbers."""
 
     @property
-    def tokens(self) -> int:
-        """Number of tokens of each input."""
-        return len(self.geometry.names)
+    def categories(self) -> tuple[str, ...]:
+        """The categories that tokens may have."""
+        return self.positions.categories
 
-    @property
-    def categories(self) -> Mapping[str, list[str]]:
-        """The names of the tokens of each category."""
-        return self.geometry.categories
+    def tokens(self, own: OwnInput) -> tuple[list[int], list[str]]:
+        """The numbers of an input's tokens, and the category of each.
+
+        Raises:
+            InputError: If the model cannot read an input of this size.
+        """
+        geometry = self.geometry(own)
+        kinds = {name: kind for kind, names in geometry.categories.items() for name in names}
+        return self.positions.ids(geometry), [kinds.get(name, "other") for name in geometry.names]
+
+    def geometry(self, own: OwnInput) -> Geometry:
+        """What the tokens of an input are, or of several of the same size."""
+        return self.positions.of(own.arguments)
 
     def read(self, given: object) -> OwnInput:
         """An image (a file, a `PIL.Image`, or an array of rows × columns × channels), or audio samples, prepared.
 
         Raises:
-            InputError: If it cannot be read, or the processor makes it another size than others.
+            InputError: If it cannot be read.
         """
         if isinstance(self.processor, SequenceFeatureExtractor):
             content, title = _sound(given), "audio"
         else:
             content, title = opened(given)
         arguments = prepared(self.processor, content, self.model)
-        for name, each in arguments.items():
-            if each.shape != self.shapes.get(name):
-                raise InputError(
-                    f"{title}: the processor returns {name} of shape {tuple(each.shape)}, expected "
-                    f"{tuple(self.shapes.get(name, ()))} as for other inputs; make it resize or pad all inputs to one size"
-                )
         made = OwnInput(arguments, (title,))
         self._given[made.numbers[0]] = given
         return made
@@ -140,7 +152,7 @@ class InputReader:
         black, the largest white.
         """
         images = [each for each in own.arguments.values() if each.ndim == _IMAGES and each.shape[1] == _COLOURS]
-        if self.geometry.grid is None or len(images) != 1:
+        if self.geometry(own).grid is None or len(images) != 1:
             return None
         values = images[0][0].double().cpu().numpy().transpose(1, 2, 0)
         mean, deviation = (getattr(self.processor, name, None) for name in ("image_mean", "image_std"))

@@ -10,11 +10,11 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
 from normscope.models.facts import ModelFacts
-from normscope.models.load.input_reading import InputReader, own_processor, probe_of
+from normscope.models.load.input_reading import InputReader, makes_sizes, own_processor, probe_of
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.task_heads import Head
 from normscope.models.load.tokenizer_loading import TokenNames
-from normscope.models.load.vectors import VectorModel
+from normscope.models.load.vectors import Positions, VectorModel
 from normscope.models.observe.reading import facts_of, facts_without_numbers, refusal_explained
 from normscope.models.stored.text_tower import base_of, class_of
 
@@ -93,10 +93,11 @@ def vector_model(
     with refusal_explained(name):
         observed = VectorModel(tower, probe)
         facts = facts_of(observed)
-    geometry = observed.geometry
-    tokenizer = TokenNames.of(geometry.names)
-    if geometry.names[0] == "[CLS]":
-        tokenizer.cls_token = geometry.names[0]
+    positions = Positions(tower, probe, sizes=makes_sizes(part, tower, probe))
+    observed.number(positions)
+    tokenizer = TokenNames.of(positions.names)
+    if positions.names[0] == "[CLS]":
+        tokenizer.cls_token = positions.names[0]
 
     def head(kind: Head) -> PreTrainedModel | None:
         whole = load_head(kind) if kind is Head.CLASS else None
@@ -108,8 +109,8 @@ def vector_model(
         facts=facts,
         name=name,
         revision=None,
-        max_length=len(geometry.names),
+        max_length=None,
         load_head=head,
         require_current=require_current,
-        reader=InputReader(part, tower, {key: each.shape for key, each in probe.items()}, geometry),
+        reader=InputReader(part, tower, positions),
     )
