@@ -85,6 +85,12 @@ def prepared(processor: Any, given: object, model: PreTrainedModel) -> dict[str,
     arguments = {
         name: torch.as_tensor(value) for name, value in made.items() if name in parameters and value is not None
     }
+    mask = arguments.pop("attention_mask", None)  # inputs are prepared one by one, so there is no padding to mask
+    if mask is not None and not bool(mask.bool().all()):
+        raise InputError(
+            f"processor: expected an input without padding, got {int((mask == 0).sum()):,} of {mask.numel():,} masked; make "
+            "it pad nothing (padding=False)"
+        )
     if not any(each.is_floating_point() for each in arguments.values()):
         raise InputError(
             f"processor: expected pixels or samples that {type(model).__name__} reads, got {', '.join(made) or 'nothing'}"
@@ -122,7 +128,10 @@ class InputReader:
         Raises:
             InputError: If the model cannot read an input of this size.
         """
-        geometry = self.geometry(own)
+        try:
+            geometry = self.geometry(own)
+        except InputError as error:
+            raise InputError(f"{own.titles[0]}: {str(error).removeprefix('model: ')}") from error
         kinds = {name: kind for kind, names in geometry.categories.items() for name in names}
         return self.positions.ids(geometry), [kinds.get(name, "other") for name in geometry.names]
 

@@ -27,8 +27,8 @@ from normscope.models.stored.model_code import StopForward, model_code
 _IMAGES = 4
 """Axes of a batch of images: image, channel, row, column."""
 
-_LARGEST_GRID, _MOST_TOKENS = 128, 16_384
-"""Rows and columns of patches, and tokens on no grid, that have names if inputs have several sizes."""
+_LARGEST_GRID = 128
+"""Rows and columns of patches that have names if inputs have several sizes; as many tokens on no grid have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,9 +269,9 @@ class Positions:
         """All names of tokens; the place of each is its token id."""
         if sizes and self._given is None:
             before = [name for name in first.names if name.startswith("[")]
-            largest = range(1, _LARGEST_GRID + 1) if first.grid else ()
-            on_grid = [f"{row},{column}" for row in largest for column in largest]
-            self.names = (*before, *on_grid, *map(str, range(1, _MOST_TOKENS + 1)))
+            side = range(1, _LARGEST_GRID + 1)
+            on_grid = (f"{row},{column}" for row in side for column in side)
+            self.names = (*before, *(on_grid if first.grid else map(str, range(1, _LARGEST_GRID**2 + 1))))
         self._ids = {name: number for number, name in enumerate(self.names)}
         of_images = ("border", "patch") if first.grid else ()
         self.categories = tuple(dict.fromkeys([*self._categories, *first.categories, *of_images]))
@@ -304,7 +304,7 @@ class Positions:
         missing = next((name for name in geometry.names if name not in self._ids), None)
         if missing is not None:
             raise InputError(
-                f"expected at most {_LARGEST_GRID} × {_LARGEST_GRID} patches, or {_MOST_TOKENS:,} tokens that are on no grid, "
+                f"expected at most {_LARGEST_GRID} × {_LARGEST_GRID} patches, or {_LARGEST_GRID**2:,} tokens that are on no grid, "
                 f"got a token {missing}; make the input smaller"
             )
         return [self._ids[name] for name in geometry.names]
