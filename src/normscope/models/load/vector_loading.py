@@ -27,10 +27,14 @@ def tower_of(given: PreTrainedModel) -> PreTrainedModel:
     Raises:
         InputError: If there is none.
     """
-    for part in given.modules():
-        if isinstance(part, PreTrainedModel) and _reads_vectors(part):
+    parts = [part for part in given.modules() if isinstance(part, PreTrainedModel)]
+    for part in parts:
+        if _reads_vectors(part):
             base = base_of(part)
             return base if _reads_vectors(base) else part  # some models name their layers as their base
+    declaring = next((part for part in parts if _declares_vectors(part)), None)
+    if declaring is not None:
+        return declaring
     raise InputError(
         f"model: expected a model that reads images or audio for this processor, got {type(given).__name__}, which reads "
         "token ids; pass its tokenizer"
@@ -41,6 +45,13 @@ def _reads_vectors(model: PreTrainedModel) -> bool:
     """Whether a model reads its main input, and that is no text."""
     parameters = inspect.signature(model.forward).parameters
     return model.main_input_name in parameters and not _OF_TEXTS.intersection(parameters)
+
+
+def _declares_vectors(model: PreTrainedModel) -> bool:
+    """Whether a model that does not say what its main input is declares that it reads something else than texts."""
+    declared = model.input_modalities
+    is_text = "text" in ([declared] if isinstance(declared, str) else declared)
+    return not is_text and not _OF_TEXTS.intersection(inspect.signature(model.forward).parameters)
 
 
 def read_processor(config: PretrainedConfig, folder: Path, name: str) -> Any:

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
+from normscope.linear.axes import Axes
 from normscope.linear.layer_calls import LayerCall, LayerCalls
 from normscope.linear.provenance import begin, known
 from normscope.models.stored.model_code import StopForward, model_code
@@ -141,12 +142,14 @@ class VectorModel(PreTrainedModel):
         super().__init__(config)
         self.model = model
         self._can_set_attn_implementation = model._can_set_attn_implementation
+        self._supports_sdpa = model._supports_sdpa
         self.probe = dict(probe)
         self.positions: Positions | None = None if base is None else base.positions
         """What knows the tokens of an input; None if no input has been read, in a model without numbers."""
         self._layer: nn.Module = first_layer(model, probe) if base is None else base._layer
         entered = _entry(model, self._layer, noise(probe, 0))
         self._tokens = entered.shape[1]
+        self._takes_several = self._has_batches() if base is None else base._takes_several
         self.table: _Table = _Table(self._tokens, entered.shape[2]) if base is None else base.table
         self.eval()
 
@@ -154,8 +157,16 @@ class VectorModel(PreTrainedModel):
         """Let token ids be the numbers of these names."""
         self.positions, self.table.num_embeddings = positions, len(positions.names)
 
+    def _has_batches(self) -> bool:
+        """Whether the model takes several inputs at once, with an axis of their own."""
+        try:
+            return len(_entry(self.model, self._layer, noise(self.probe, 0, 2), 2)) == 2
+        except InputError:
+            return False
+
     def random_batch(self, inputs: int) -> dict[str, Tensor]:
-        """Inputs whose numbers stand for nothing, as keyword arguments of `forward`."""
+        """Inputs whose numbers stand for nothing, as keyword arguments of `forward`; one if the model takes no more."""
+        inputs = inputs if self._takes_several else 1
         given = noise(self.probe, 1, inputs)
         ids = torch.arange(self._tokens).expand(inputs, -1).to(next(self.model.parameters()).device)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} | given
@@ -163,6 +174,10 @@ class VectorModel(PreTrainedModel):
     def set_attn_implementation(self, *arguments: Any, **options: Any) -> None:
         """Set that of the model."""
         self.model.set_attn_implementation(*arguments, **options)
+
+    def set_experts_implementation(self, *arguments: Any, **options: Any) -> None:
+        """Set that of the model."""
+        self.model.set_experts_implementation(*arguments, **options)
 
     def get_input_embeddings(self) -> nn.Module:
         """What gives the tokens' vectors."""
@@ -187,8 +202,13 @@ class VectorModel(PreTrainedModel):
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             call = LayerCall(layer, args, kwargs)
             with torch._C.DisableTorchFunction():  # how a model makes them is no part of what is measured
-                self.table.given = begin(self._kept(call.vectors, input_ids, inputs))
-            call = call.having(self.table(input_ids))
+                vectors = self._kept(by_input(call.vectors, len(input_ids)), input_ids, inputs)
+                self.table.given = vectors
+            vectors = self.table(input_ids)
+            with torch._C.DisableTorchFunction():
+                shape = call.vectors.shape if vectors.numel() == call.vectors.numel() else vectors.shape[-call.vectors.ndim :]
+                vectors = begin(vectors.reshape(shape))
+            call = call.having(vectors)
             return call.args, dict(call.kwargs)
 
         known([*inputs.values()])  # they are no tokens' vectors
@@ -202,7 +222,7 @@ class VectorModel(PreTrainedModel):
     def entering(self, input_ids: Tensor, **inputs: Tensor) -> Float[Tensor, "text token model"]:
         """The tokens' vectors as they enter the first layer; the arguments are those of `forward`."""
         inputs = {name: given for name, given in inputs.items() if name != "attention_mask"}
-        return self._kept(_entry(self.model, self._layer, inputs), input_ids, inputs)
+        return self._kept(_entry(self.model, self._layer, inputs, len(input_ids)), input_ids, inputs)
 
     def _kept(self, vectors: Tensor, ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         """The vectors of those tokens that ids name."""
@@ -215,11 +235,13 @@ def _entry(
     model: nn.Module,
     layer: nn.Module,
     inputs: Mapping[str, Tensor],
+    number: int = 1,
     changed: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Float[Tensor, "input token model"]:
     """What enters a model's first layer, in a pass that ends there.
 
     Args:
+        number: How many inputs there are.
         changed: Parameters that stand in for the model's own, which stay as they are.
     """
     found: list[Tensor] = []
@@ -234,7 +256,12 @@ def _entry(
             functional_call(model, dict(changed), kwargs=dict(inputs))
     finally:
         handle.remove()
-    return found[0]
+    return by_input(found[0], number)
+
+
+def by_input(vectors: Float[Tensor, "..."], inputs: int) -> Float[Tensor, "input token model"]:
+    """Vectors that enter a layer, whatever axes tokens have in the model."""
+    return Axes.of(vectors, inputs).by_text(vectors, inputs)
 
 
 class Positions:
@@ -415,5 +442,5 @@ class _Input:
 
     def _places_of(self, path: str, parameter: Tensor) -> list[int]:
         """Which tokens' vectors a parameter is a part of."""
-        vectors = _entry(self.model, self.layer, noise(self.probe, 0), {path: parameter + 1})[0]
+        vectors = _entry(self.model, self.layer, noise(self.probe, 0), changed={path: parameter + 1})[0]
         return torch.nonzero((vectors != self.vectors).any(dim=-1)).flatten().tolist()

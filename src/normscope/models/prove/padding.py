@@ -39,8 +39,10 @@ def batching_of(
         return Batching.PADDED
     if of_vectors := getattr(model, "random_batch", None):
         with model_code(model, "a probe"), torch.inference_mode():
-            together, alone = (full_precision(model(**of_vectors(inputs))[0])[:1] for inputs in (3, 1))
-        return Batching.EQUAL_LENGTHS if _same(model, alone[0], together[0]) else Batching.SINGLE
+            given = [of_vectors(inputs) for inputs in (3, 1)]
+            together, alone = (full_precision(model(**each)[0]) for each in given)
+        is_same = len(given[0]["input_ids"]) == 3 and _same(model, alone[0], together[0])
+        return Batching.EQUAL_LENGTHS if is_same else Batching.SINGLE
     probe = _Probe(model, padding, reads_target=reads_target)
     with model_code(model, "a probe"), torch.inference_mode():
         alone = [probe.outputs([text])[0] for text in probe.texts[:2]]

@@ -217,7 +217,8 @@ class _Proof:
 
     def _untouched(self, inputs: Mapping[str, Tensor]) -> Iterator[_Untouched]:
         """The texts of a batch in the untouched model: together, or alone if rotations depend on the longest text."""
-        if not length_dependent_rotations(self._model):
+        # Inputs that are no texts have one size.
+        if not length_dependent_rotations(self._model) or hasattr(self._model, "random_batch"):
             yield self._record(inputs, slice(None), slice(None))
             return
         for row, length in enumerate(inputs["attention_mask"].sum(dim=1).tolist()):
@@ -325,6 +326,8 @@ class _Comparison:
         if expected is None or got.ndim != expected.ndim:
             return
         got, mask = got[record.texts, record.tokens], self._token_mask[record.texts, record.tokens]
+        if got.shape[:2] != mask.shape:  # vectors that have been pooled
+            mask = torch.ones(got.shape[:2], dtype=torch.bool, device=mask.device)
         self.found.append(PartError(layer, part, relative_error(got, expected, expected, mask)))
 
 
