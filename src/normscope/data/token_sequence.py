@@ -57,7 +57,7 @@ class OwnInput:
     """What a model is given that reads images or other vectors instead of token ids."""
 
     arguments: Mapping[str, Tensor]
-    """Keyword arguments of the model, each with an axis of inputs first."""
+    """Keyword arguments of the model, each with an axis of inputs first; of a single input, as the model takes them."""
     titles: tuple[str, ...]
     """What each input is called: the name of an image's file."""
 
@@ -69,6 +69,8 @@ class OwnInput:
 
     def part(self, start: int, stop: int) -> "OwnInput":
         """Some of the inputs."""
+        if len(self.titles) == 1:
+            return self
         return OwnInput({name: given[start:stop] for name, given in self.arguments.items()}, self.titles[start:stop])
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "OwnInput":
@@ -84,7 +86,8 @@ class OwnInput:
         digest = hashlib.sha256()
         for name, given in sorted(self.arguments.items()):
             digest.update(name.encode())
-            digest.update(given[row].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            one = given if len(self.titles) == 1 else given[row : row + 1]
+            digest.update(one.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return int.from_bytes(digest.digest()[:_BYTES], "little")
 
 

@@ -182,7 +182,7 @@ class LayerCalls:
         axes = self._axes_of(call.vectors)
         new = self.enter(number, axes.by_text(call.vectors, self.texts))
         if new is not None:
-            new = axes.by_model(new)
+            new = axes.by_model(new, call.vectors.shape)
             call = call.having(new if self.places.starts is None else call.vectors.copy_(new))
         self.begin(number, call.vectors)
         return call

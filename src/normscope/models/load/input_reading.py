@@ -137,7 +137,7 @@ class InputReader:
 
     def geometry(self, own: OwnInput) -> Geometry:
         """What the tokens of an input are, or of several of the same size."""
-        return self.positions.of(own.arguments)
+        return self.positions.of(own.arguments, len(own.titles))
 
     def read(self, given: object) -> OwnInput:
         """An image (a file, a `PIL.Image`, or an array of rows × columns × channels), or audio samples, prepared.

@@ -48,9 +48,11 @@ def _reads_vectors(model: PreTrainedModel) -> bool:
 
 
 def _declares_vectors(model: PreTrainedModel) -> bool:
-    """Whether a model that does not say what its main input is declares that it reads something else than texts."""
-    declared = model.input_modalities
-    is_text = "text" in ([declared] if isinstance(declared, str) else declared)
+    """Whether a model that does not say what its main input is belongs to a family that reads something else than texts.
+
+    What declares texts alone is a part of the family that does.
+    """
+    is_text = model.input_modalities in ("text", ("text",), ["text"])
     return not is_text and not _OF_TEXTS.intersection(inspect.signature(model.forward).parameters)
 
 
@@ -104,7 +106,8 @@ def vector_model(
     with refusal_explained(name):
         observed = VectorModel(tower, probe)
         facts = facts_of(observed)
-    positions = Positions(tower, probe, sizes=makes_sizes(part, tower, probe))
+    observed.axes = facts.places.axes
+    positions = Positions(tower, probe, observed.axes, sizes=makes_sizes(part, tower, probe))
     observed.number(positions)
     tokenizer = TokenNames.of(positions.names)
     if positions.names[0] == "[CLS]":

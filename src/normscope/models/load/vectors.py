@@ -65,6 +65,10 @@ class _Table(nn.Embedding):
         return self.given
 
 
+_ATTENTION = ("softmax", "scaled_dot_product_attention", "multi_head_attention_forward")
+"""The names of functions that attend, or do so within."""
+
+
 class _AttentionWatch(TorchFunctionMode):
     """Notes whether attention is computed."""
 
@@ -73,7 +77,7 @@ class _AttentionWatch(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        self.seen = self.seen or getattr(function, "__name__", "") in ("softmax", "scaled_dot_product_attention")
+        self.seen = self.seen or getattr(function, "__name__", "") in _ATTENTION
         return function(*args, **(kwargs or {}))
 
 
@@ -86,10 +90,9 @@ def noise(probe: Mapping[str, Tensor], seed: int, inputs: int = 1) -> dict[str, 
     """
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: torch.randn((inputs, *given.shape[1:]), generator=generator).to(given)
-        if given.is_floating_point()
-        else given.expand(inputs, *given.shape[1:])
+        name: torch.randn(size, generator=generator).to(given) if given.is_floating_point() else given.expand(size)
         for name, given in probe.items()
+        for size in (given.shape if inputs == 1 else (inputs, *given.shape[1:]),)
     }
 
 
@@ -138,7 +141,8 @@ class VectorModel(PreTrainedModel):
 
     def __init__(self, model: PreTrainedModel, probe: Mapping[str, Tensor], base: "VectorModel | None" = None) -> None:
         config = copy.deepcopy(model.config)
-        config.pad_token_id = None  # the number of a text's token
+        vars(config)["pad_token_id"] = None  # the number of a text's token
+        config._experts_implementation_internal = "eager"  # as its experts are, the model itself knows
         super().__init__(config)
         self.model = model
         self._can_set_attn_implementation = model._can_set_attn_implementation
@@ -147,10 +151,11 @@ class VectorModel(PreTrainedModel):
         self.positions: Positions | None = None if base is None else base.positions
         """What knows the tokens of an input; None if no input has been read, in a model without numbers."""
         self._layer: nn.Module = first_layer(model, probe) if base is None else base._layer
-        entered = _entry(model, self._layer, noise(probe, 0))
-        self._tokens = entered.shape[1]
+        self.axes: Axes | None = None if base is None else base.axes
+        """The axes of what enters the first layer; None if the shape has to tell."""
+        entered = _by_input(_entered(model, self._layer, noise(probe, 0)), 1, None)
         self._takes_several = self._has_batches() if base is None else base._takes_several
-        self.table: _Table = _Table(self._tokens, entered.shape[2]) if base is None else base.table
+        self.table: _Table = _Table(entered.shape[1], entered.shape[2]) if base is None else base.table
         self.eval()
 
     def number(self, positions: "Positions") -> None:
@@ -159,16 +164,20 @@ class VectorModel(PreTrainedModel):
 
     def _has_batches(self) -> bool:
         """Whether the model takes several inputs at once, with an axis of their own."""
+        if any(len(given) != 1 for given in self.probe.values()):
+            return False
         try:
-            return len(_entry(self.model, self._layer, noise(self.probe, 0, 2), 2)) == 2
+            vectors = _entered(self.model, self._layer, noise(self.probe, 0, 2))
         except InputError:
             return False
+        return vectors.ndim > 2 and 2 in vectors.shape[:2]
 
     def random_batch(self, inputs: int) -> dict[str, Tensor]:
         """Inputs whose numbers stand for nothing, as keyword arguments of `forward`; one if the model takes no more."""
         inputs = inputs if self._takes_several else 1
         given = noise(self.probe, 1, inputs)
-        ids = torch.arange(self._tokens).expand(inputs, -1).to(next(self.model.parameters()).device)
+        entered = _by_input(_entered(self.model, self._layer, noise(self.probe, 0)), 1, self.axes)
+        ids = torch.arange(entered.shape[1]).expand(inputs, -1).to(next(self.model.parameters()).device)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} | given
 
     def set_attn_implementation(self, *arguments: Any, **options: Any) -> None:
@@ -202,13 +211,11 @@ class VectorModel(PreTrainedModel):
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             call = LayerCall(layer, args, kwargs)
             with torch._C.DisableTorchFunction():  # how a model makes them is no part of what is measured
-                vectors = self._kept(by_input(call.vectors, len(input_ids)), input_ids, inputs)
-                self.table.given = vectors
+                vectors = _by_input(call.vectors, len(input_ids), self.axes)
+                self.table.given = self._kept(vectors, input_ids, inputs)
             vectors = self.table(input_ids)
             with torch._C.DisableTorchFunction():
-                shape = call.vectors.shape if vectors.numel() == call.vectors.numel() else vectors.shape[-call.vectors.ndim :]
-                vectors = begin(vectors.reshape(shape))
-            call = call.having(vectors)
+                call = call.having(begin(self._as_model(vectors, call.vectors)))
             return call.args, dict(call.kwargs)
 
         known([*inputs.values()])  # they are no tokens' vectors
@@ -222,26 +229,31 @@ class VectorModel(PreTrainedModel):
     def entering(self, input_ids: Tensor, **inputs: Tensor) -> Float[Tensor, "text token model"]:
         """The tokens' vectors as they enter the first layer; the arguments are those of `forward`."""
         inputs = {name: given for name, given in inputs.items() if name != "attention_mask"}
-        return self._kept(_entry(self.model, self._layer, inputs, len(input_ids)), input_ids, inputs)
+        vectors = _by_input(_entered(self.model, self._layer, inputs), len(input_ids), self.axes)
+        return self._kept(vectors, input_ids, inputs)
+
+    def _as_model(self, vectors: Float[Tensor, "text token model"], own: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Vectors with the axes of the model's own; some tokens may be missing."""
+        axes = Axes.of(own, len(vectors)) if self.axes is None else self.axes
+        shape = own.shape if vectors.numel() == own.numel() else vectors.shape[-own.ndim :]
+        return axes.by_model(vectors.view_as(vectors), shape)
 
     def _kept(self, vectors: Tensor, ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         """The vectors of those tokens that ids name."""
         if ids.shape[1] == vectors.shape[1] or self.positions is None:
-            return vectors.view_as(vectors)
-        return vectors.take_along_dim(self.positions.places(inputs)[ids].unsqueeze(-1), dim=1)
+            return vectors
+        return vectors.take_along_dim(self.positions.places(inputs, len(ids))[ids].unsqueeze(-1), dim=1)
 
 
-def _entry(
+def _entered(
     model: nn.Module,
     layer: nn.Module,
     inputs: Mapping[str, Tensor],
-    number: int = 1,
     changed: Mapping[str, Tensor] = MappingProxyType({}),
-) -> Float[Tensor, "input token model"]:
+) -> Float[Tensor, "..."]:
     """What enters a model's first layer, in a pass that ends there.
 
     Args:
-        number: How many inputs there are.
         changed: Parameters that stand in for the model's own, which stay as they are.
     """
     found: list[Tensor] = []
@@ -256,12 +268,11 @@ def _entry(
             functional_call(model, dict(changed), kwargs=dict(inputs))
     finally:
         handle.remove()
-    return by_input(found[0], number)
+    return found[0]
 
 
-def by_input(vectors: Float[Tensor, "..."], inputs: int) -> Float[Tensor, "input token model"]:
-    """Vectors that enter a layer, whatever axes tokens have in the model."""
-    return Axes.of(vectors, inputs).by_text(vectors, inputs)
+def _by_input(vectors: Float[Tensor, "..."], inputs: int, axes: Axes | None) -> Float[Tensor, "input token model"]:
+    return (Axes.of(vectors, inputs) if axes is None else axes).by_text(vectors, inputs)
 
 
 class Positions:
@@ -270,6 +281,7 @@ class Positions:
     Args:
         model: A model in evaluation mode. A copy of its modules runs, so that inputs can be read while the model does.
         probe: Its keyword arguments for one input.
+        axes: The axes of what enters the first layer; None if the shape has to tell.
         tokens: Names of the tokens in order, if they are given, or names by category; an input may have fewer tokens.
         sizes: Whether inputs have several sizes.
 
@@ -281,13 +293,14 @@ class Positions:
         self,
         model: nn.Module,
         probe: Mapping[str, Tensor],
+        axes: Axes | None = None,
         tokens: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
         *,
         sizes: bool = False,
     ) -> None:
         shared = {id(each): each for each in [*model.parameters(), *model.buffers()]}
         self._model = copy.deepcopy(model, shared)
-        self._layer = first_layer(self._model, probe)
+        self._layer, self._axes = first_layer(self._model, probe), axes
         self._categories = dict(tokens) if isinstance(tokens, Mapping) else {}
         self._given = [name for part in self._categories.values() for name in part] if self._categories else tokens
         self._known: dict[str, Geometry] = {}
@@ -304,16 +317,22 @@ class Positions:
         self.categories = tuple(dict.fromkeys([*self._categories, *first.categories, *of_images]))
         """The categories that tokens may have besides `cls`."""
 
-    def of(self, inputs: Mapping[str, Tensor]) -> Geometry:
+    def of(self, inputs: Mapping[str, Tensor], number: int = 1) -> Geometry:
         """What the tokens of an input are.
+
+        Args:
+            inputs: Arguments of the model.
+            number: For how many inputs of one shape.
 
         Raises:
             InputError: If the model fails on inputs of this shape, or has more tokens than names.
         """
-        whole = [(name, each[:1].tolist()) for name, each in inputs.items() if not each.is_floating_point()]
-        key = repr(sorted([*whole, *((name, tuple(each.shape[1:])) for name, each in inputs.items())], key=repr))
+        first = {name: each if number == 1 else each[:1] for name, each in inputs.items()}
+        key = repr(
+            [(name, tuple(each.shape), None if each.is_floating_point() else each.tolist()) for name, each in first.items()]
+        )
         if key not in self._known:
-            one = _Input(self._model, self._layer, {name: each[:1] for name, each in inputs.items()})
+            one = _Input(self._model, self._layer, first, self._axes)
             self._known[key] = one.geometry() if self._given is None else self._of_given(len(one.vectors), self._given)
         return self._known[key]
 
@@ -336,9 +355,9 @@ class Positions:
             )
         return [self._ids[name] for name in geometry.names]
 
-    def places(self, inputs: Mapping[str, Tensor]) -> Int[Tensor, " name"]:
-        """Where the token of each name is in an input; 0 for names that it lacks."""
-        ids = self.ids(self.of(inputs))
+    def places(self, inputs: Mapping[str, Tensor], number: int) -> Int[Tensor, " name"]:
+        """Where the token of each name is in inputs of one shape; 0 for names that they lack."""
+        ids = self.ids(self.of(inputs, number))
         places = torch.zeros(len(self.names), dtype=torch.int64)
         places[ids] = torch.arange(len(ids))
         return places.to(next(iter(inputs.values())).device)
@@ -351,11 +370,17 @@ class _Input:
     model: nn.Module
     layer: nn.Module
     probe: Mapping[str, Tensor]
+    axes: Axes | None
 
     @cached_property
     def vectors(self) -> Float[Tensor, "token model"]:
         """The tokens' vectors."""
-        return _entry(self.model, self.layer, noise(self.probe, 0))[0]
+        return self._enter(noise(self.probe, 0))
+
+    def _enter(
+        self, inputs: Mapping[str, Tensor], changed: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> Float[Tensor, "token model"]:
+        return _by_input(_entered(self.model, self.layer, inputs, changed), 1, self.axes)[0]
 
     def _changed(self, region: tuple[Any, ...]) -> Bool[Tensor, " token"]:
         """Which tokens' vectors change with a region of the input."""
@@ -365,7 +390,7 @@ class _Input:
                 changed = given.clone()
                 changed[region] = other[name][region]
                 other[name] = changed
-        return (_entry(self.model, self.layer, other)[0] != self.vectors).any(dim=-1).cpu()
+        return (self._enter(other) != self.vectors).any(dim=-1).cpu()
 
     def geometry(self) -> Geometry:
         """The names of the tokens."""
@@ -442,5 +467,5 @@ class _Input:
 
     def _places_of(self, path: str, parameter: Tensor) -> list[int]:
         """Which tokens' vectors a parameter is a part of."""
-        vectors = _entry(self.model, self.layer, noise(self.probe, 0), changed={path: parameter + 1})[0]
+        vectors = self._enter(noise(self.probe, 0), {path: parameter + 1})
         return torch.nonzero((vectors != self.vectors).any(dim=-1)).flatten().tolist()

@@ -326,8 +326,8 @@ class _Comparison:
         if expected is None or got.ndim != expected.ndim:
             return
         got, mask = got[record.texts, record.tokens], self._token_mask[record.texts, record.tokens]
-        if got.shape[:2] != mask.shape:  # vectors that have been pooled
-            mask = torch.ones(got.shape[:2], dtype=torch.bool, device=mask.device)
+        if got.shape[:-1] != mask.shape:  # what the model returns may be pooled, or have no axis of inputs
+            mask = torch.ones(got.shape[:-1], dtype=torch.bool, device=mask.device)
         self.found.append(PartError(layer, part, relative_error(got, expected, expected, mask)))
 
 
