@@ -401,7 +401,7 @@ class _Input:
         patches = int(of_input.sum())
         if sizes is None:
             own = [str(number) for number in range(1, patches + 1)]
-            categories = {"patch" if any(given.ndim == _IMAGES for given in self.probe.values()) else "frame": own}
+            categories = {"patch" if self._is_of_images else "frame": own}
         else:
             rows, columns = sizes
             places = [(row, column) for row in range(1, rows + 1) for column in range(1, columns + 1)]
@@ -418,6 +418,14 @@ class _Input:
             {name: tokens for name, tokens in known.items() if tokens},
             sizes if bool(of_input[len(names) - patches :].all()) else None,
         )
+
+    @property
+    def _is_of_images(self) -> bool:
+        """Whether the input is an image or a video: by what the model declares, or by its axes."""
+        declared = getattr(self.model, "input_modalities", "text")
+        kinds = {declared} if isinstance(declared, str) else {*declared}
+        has_axes = any(given.ndim == _IMAGES for given in self.probe.values())
+        return "audio" not in kinds and (has_axes or bool(kinds & {"image", "video"}))
 
     def _grid(self, of_input: Bool[Tensor, " token"]) -> tuple[int, int] | None:
         """Rows and columns of the patches of an image, if the first rows of pixels make the first patches, and so on."""
