@@ -1,4 +1,4 @@
-"""Writes docs/reference/architectures.csv and towers.csv: what can be observed in all architectures of the installed transformers.
+"""Writes docs/reference/architectures.csv and towers.csv: what can be observed in every architecture of transformers.
 
 `python -m docs.architectures` reads what each architecture of texts is from its default config, with a model without weights,
 and loads a tiny model of each that reads images or sound (see `docs/towers.py`). This takes minutes, so the site reads the

@@ -138,6 +138,14 @@ def _shrink(config: Any) -> None:
     for part in config.sub_configs:
         if isinstance(getattr(config, part, None), PretrainedConfig):
             _shrink(getattr(config, part))
+    for name, number in (_sizes_by_key(config) | _sizes_of_images(config)).items():
+        if type(vars(config).get(name)) is int:
+            with contextlib.suppress(Exception):  # some derive one number from others, or validate them
+                setattr(config, name, number)
+
+
+def _sizes_by_key(config: Any) -> dict[str, int]:
+    """Small numbers of layers, heads and dimensions."""
     own = vars(config)
     sizes = {name: number for number, names in SMALL.items() for name in names}
     if isinstance(own.get("num_heads"), list | tuple):  # one number for each stage
@@ -151,19 +159,20 @@ def _shrink(config: Any) -> None:
         config.layer_types = kinds[:layers]
     if own.get("num_key_value_heads") and isinstance(own.get("num_attention_heads"), int):
         sizes["num_key_value_heads"] = 2 if own["num_key_value_heads"] < own["num_attention_heads"] else 4
-    if isinstance(own.get("patch_size"), int):
-        sizes["patch_size"] = min(_PATCH, own["patch_size"])
-        sizes["image_size"] = 4 * sizes["patch_size"]
-        if isinstance(own.get("depths"), list | tuple):  # windows and stages need room
-            del sizes["image_size"]
-        elif isinstance(own.get("image_size"), list | tuple):
-            config.image_size = [sizes["image_size"]] * len(own["image_size"])
-    if own.get("pad_token_id"):
-        sizes["pad_token_id"] = 0
-    for name, number in sizes.items():
-        if type(own.get(name)) is int:
-            with contextlib.suppress(Exception):  # some derive one number from others, or validate them
-                setattr(config, name, number)
+    return sizes | ({"pad_token_id": 0} if own.get("pad_token_id") else {})
+
+
+def _sizes_of_images(config: Any) -> dict[str, int]:
+    """Small images of small patches."""
+    own = vars(config)
+    if not isinstance(own.get("patch_size"), int):
+        return {}
+    patch = min(_PATCH, own["patch_size"])
+    if isinstance(own.get("depths"), list | tuple):  # windows and stages need room
+        return {"patch_size": patch}
+    if isinstance(own.get("image_size"), list | tuple):
+        config.image_size = [4 * patch] * len(own["image_size"])
+    return {"patch_size": patch, "image_size": 4 * patch}
 
 
 def inputs_of(tower: PreTrainedModel) -> dict[str, Tensor]:

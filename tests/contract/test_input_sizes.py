@@ -10,10 +10,12 @@ import normscope
 from normscope.data.batching import batches_of, unpacked
 from normscope.data.encoding import Encoder
 from normscope.data.options import DatasetKind, DatasetOptions
+from normscope.data.token_sequence import Batching
 from normscope.errors import InputError
 from normscope.maths.mixing import Method
 from normscope.models.load.text_batches import batch_from_texts
-from tests.contract.test_vectors import SMALL, made
+from tests.contract.test_vectors import SMALL, made, vit
+from tests.tiny import FAMILY_CONFIGS, tiny_model
 
 HEADS = 4
 CONVOLUTIONS = {
@@ -91,7 +93,9 @@ def attention_by_hooks(model, inputs):
     for hook in hooks:
         hook.remove()
     for values in kept:
-        query, key, value = (values[each].unflatten(-1, (HEADS, -1)).transpose(1, 2)[0] for each in ("q_proj", "k_proj", "v_proj"))
+        query, key, value = (
+            values[each].unflatten(-1, (HEADS, -1)).transpose(1, 2)[0] for each in ("q_proj", "k_proj", "v_proj")
+        )
         if values["turn"] is not None:
             cosine, sine = values["turn"]
             first = query.shape[1] - len(cosine)
@@ -200,3 +204,140 @@ def test_padding_within_an_input_is_one_line():
 
     with pytest.raises(InputError, match="expected an input without padding, got 400 of 2,000 masked"):
         normscope.wrap(made(wav2vec2)[0], lambda _image: padded(sound(1_600)))
+
+
+SERIES = {
+    "d_model": 32, "encoder_layers": 3, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+}  # fmt: skip
+
+
+def series():
+    config = transformers.TimeSeriesTransformerConfig(
+        prediction_length=4, context_length=16, lags_sequence=[1, 2], num_time_features=1, **SERIES
+    )
+    return transformers.TimeSeriesTransformerModel(config).encoder, {}
+
+
+def as_embeddings(vectors: np.ndarray) -> dict[str, torch.Tensor]:
+    return {"inputs_embeds": torch.as_tensor(vectors)[None].double()}
+
+
+def vectors_of(tokens: int, size: int) -> np.ndarray:
+    return np.random.default_rng(tokens).normal(size=(tokens, size))
+
+
+def test_time_steps_are_tokens():
+    model, _ = made(series)
+    size = model.config.feature_size
+    names = [f"{hour}h" for hour in range(16)]
+    night = {"night": names[:6], "day": names[6:]}
+    wrapped = normscope.wrap(model, as_embeddings, example=vectors_of(8, size), tokens=night)
+    for steps in (16, 10):
+        given = vectors_of(steps, size)
+        (found,) = normscope.decompose(wrapped, given).maps
+        assert list(found.queries) == names[:steps]
+        for layer, (weights, norms) in enumerate(attention_by_hooks(model, as_embeddings(given))):
+            np.testing.assert_allclose(found.maps["attn_w"][layer], weights.mean(dim=0), atol=1e-10)
+            np.testing.assert_allclose(found.maps["attn_n"][layer], norms, atol=1e-10)
+    result = normscope.run("mixing", model=wrapped, texts=[vectors_of(16, size), vectors_of(10, size)], progress=False)
+    by_layer = result.tables["mixing_by_layer"].query("layer == 1").drop_duplicates("category")
+    assert by_layer.set_index("category")["count"].to_dict() == {"night": 12, "day": 10 + 4, "all": 26}
+    with pytest.raises(InputError, match="expected a name for each of 17 tokens, got 16"):
+        normscope.decompose(wrapped, vectors_of(17, size))
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_vectors_given_to_a_model_of_texts_are_what_its_tokens_would_be(family):
+    whole = tiny_model(FAMILY_CONFIGS[family], torch.float64)
+    ids = [5, 9, 7, 30, 8]
+    with torch.no_grad():
+        given = whole.get_input_embeddings()(torch.tensor(ids)).numpy()
+    wrapped = normscope.wrap(whole, as_embeddings, example=given[:3], tokens=["a", "b", "c", "d", "e"])
+    (found,) = normscope.decompose(wrapped, given).maps
+    (expected,) = normscope.decompose(normscope.wrap(whole), ids).maps
+    assert list(found.queries) == ["a", "b", "c", "d", "e"]
+    assert wrapped.causal is (family == "llama")
+    for name, values in expected.maps.items():
+        np.testing.assert_allclose(found.maps[name], values, atol=1e-10)
+
+
+class Features(torch.nn.Module):
+    """A token for each feature of a table's row, and one for the row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = torch.nn.Linear(1, 32)
+        self.cls = torch.nn.Parameter(torch.zeros(1, 1, 32))
+        self.encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 4, 48, batch_first=True), 2)
+
+    def forward(self, row):
+        features = self.value(row.unsqueeze(-1))
+        return self.encoder(torch.cat([self.cls.expand(len(row), -1, -1), features], dim=1))[:, 0]
+
+
+def test_features_of_a_table_are_tokens_of_any_module():
+    model, _ = made(lambda: (Features(), {}))
+    row = np.random.default_rng(0).normal(size=4)
+
+    def read(values):
+        return {"row": torch.as_tensor(values)[None]}
+
+    kinds = {"summary": ["[CLS]"], "body": ["age", "height", "weight"], "money": ["income"]}
+    wrapped = normscope.wrap(model, read, example=row, tokens=kinds)
+    (found,) = normscope.decompose(wrapped, row).maps
+    assert list(found.queries) == ["[CLS]", "age", "height", "weight", "income"]
+    with torch.no_grad():
+        vectors = torch.cat([model.cls[0], model.value(torch.as_tensor(row)[:, None])])
+        attention = model.encoder.layers[0].self_attn
+        query, key, value = (vectors @ attention.in_proj_weight.T + attention.in_proj_bias).chunk(3, dim=-1)
+        query, key, value = (each.unflatten(-1, (HEADS, -1)).transpose(0, 1) for each in (query, key, value))
+        weights = (query @ key.mT / 8**0.5).softmax(-1)
+        transformed = torch.einsum("hkd,mhd->hkm", value, attention.out_proj.weight.unflatten(-1, (HEADS, -1)))
+        norms = torch.einsum("hqk,hkm->qkm", weights, transformed).norm(dim=-1)
+    np.testing.assert_allclose(found.maps["attn_w"][0], weights.mean(dim=0), atol=1e-10)
+    np.testing.assert_allclose(found.maps["attn_n"][0], norms, atol=1e-10)
+    unnamed = normscope.wrap(model, read, example=row)
+    assert unnamed.reader.positions.names[:5] == ("[CLS]", "1", "2", "3", "4")
+    with pytest.raises(InputError, match="read fails on .*; if it takes no image, pass example="):
+        normscope.wrap(made(vit)[0], read)
+    with pytest.raises(InputError, match="for a module that reads other vectors, pass example="):
+        normscope.wrap(model, read)
+    with pytest.raises(InputError, match="example: expected a function of an input"):
+        normscope.wrap(model, example=row)
+
+
+def test_towers_of_patches_in_a_row_are_read_one_image_at_a_time():
+    config = transformers.CONFIG_MAPPING["qwen2_vl"]().vision_config
+    for name, value in {"embed_dim": 32, "hidden_size": 32, "depth": 2, "num_heads": 4, "patch_size": 4}.items():
+        setattr(config, name, value)
+    kind = transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VisionTransformerPretrainedModel
+    model, _ = made(lambda: (kind(config), {}))
+
+    def read(grid):
+        rows, columns = grid
+        values = np.random.default_rng(rows).normal(size=(rows * columns, 3 * 2 * 4 * 4))
+        return {"hidden_states": torch.as_tensor(values), "grid_thw": torch.tensor([[1, rows, columns]])}
+
+    wrapped = normscope.wrap(model, read, example=(4, 4))
+    assert wrapped.batching is Batching.SINGLE
+    for grid in ((4, 4), (4, 6)):
+        kept = []
+        hook = model.blocks[1].attn.qkv.register_forward_hook(lambda _m, _a, output, kept=kept: kept.append(output))
+        turn = model.blocks[1].register_forward_pre_hook(
+            lambda _m, _a, given, kept=kept: kept.append(given["position_embeddings"]), with_kwargs=True
+        )
+        with torch.no_grad():
+            model(**read(grid))
+        hook.remove()
+        turn.remove()
+        (cosine, sine), output = kept
+        query, key, _ = (each.unflatten(-1, (HEADS, -1)).transpose(0, 1) for each in output.chunk(3, dim=-1))
+
+        def turned(x, cosine=cosine, sine=sine):
+            return x * cosine + torch.cat([-x[..., 4:], x[..., :4]], dim=-1) * sine
+
+        weights = (turned(query) @ turned(key).mT / 8**0.5).softmax(-1)
+        (found,) = normscope.decompose(wrapped, grid).maps
+        assert len(found.queries) == grid[0] * grid[1]
+        np.testing.assert_allclose(found.maps["attn_w"][1], weights.mean(dim=0), atol=1e-6)  # angles are in float32

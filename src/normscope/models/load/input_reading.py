@@ -37,13 +37,13 @@ def own_processor(processor: Any) -> Any:
     return next((part for part in parts if part is not None), processor)
 
 
-def probe_of(processor: Any, model: PreTrainedModel) -> dict[str, Tensor]:
-    """What a processor makes of an input without content.
+def probe_of(processor: Any, model: PreTrainedModel, example: object = None) -> dict[str, Tensor]:
+    """What a processor makes of an input without content, or of an example.
 
     Raises:
         InputError: If it fails, or makes nothing that the model reads.
     """
-    return prepared(processor, _nothing_of(processor, _PROBE), model)
+    return prepared(processor, _nothing_of(processor, _PROBE) if example is None else example, model)
 
 
 def makes_sizes(processor: Any, model: PreTrainedModel, probe: Mapping[str, Tensor]) -> bool:
@@ -76,12 +76,18 @@ def prepared(processor: Any, given: object, model: PreTrainedModel) -> dict[str,
         else:
             made = processor(given)
     except Exception as error:  # somebody else's code
-        raise InputError(f"{type(processor).__name__} fails on {describe_type(given)}: {one_line(error)}") from error
+        named, advice = type(processor).__name__, ""
+        if inspect.isroutine(processor):
+            named, advice = (
+                getattr(processor, "__name__", named),
+                "; if it takes no image, pass example=, an input that it takes",
+            )
+        raise InputError(f"{named} fails on {describe_type(given)}: {one_line(error)}{advice}") from error
     if not isinstance(made, Mapping):
         raise InputError(
             f"processor: expected a function that returns keyword arguments of the model (a dict), got {describe_type(made)}"
         )
-    parameters = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(getattr(model, "module", model).forward).parameters
     arguments = {
         name: torch.as_tensor(value) for name, value in made.items() if name in parameters and value is not None
     }
@@ -93,7 +99,8 @@ def prepared(processor: Any, given: object, model: PreTrainedModel) -> dict[str,
         )
     if not any(each.is_floating_point() for each in arguments.values()):
         raise InputError(
-            f"processor: expected pixels or samples that {type(model).__name__} reads, got {', '.join(made) or 'nothing'}"
+            f"processor: expected pixels, samples or vectors that {type(model).__name__} reads, got "
+            f"{', '.join(map(str, made)) or 'nothing'}"
         )
     where = next(model.parameters())
     return {
@@ -114,6 +121,8 @@ class InputReader:
     processor: Any
     model: PreTrainedModel
     positions: Positions
+    of_images: bool = True
+    """Whether a function is given images; if not, it is given what the user passes."""
     _given: dict[int, object] = dataclasses.field(default_factory=dict)
     """The inputs that were read, or their files, by their numbers."""
 
@@ -147,6 +156,8 @@ class InputReader:
         """
         if isinstance(self.processor, SequenceFeatureExtractor):
             content, title = _sound(given), "audio"
+        elif not self.of_images:
+            content, title = given, "input"
         else:
             content, title = opened(given)
         arguments = prepared(self.processor, content, self.model)

@@ -1,7 +1,7 @@
 """Models of images and audio, from memory or from files."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,11 @@ def vector_model(
     name: str,
     load_head: Callable[[Head], PreTrainedModel | None],
     require_current: Callable[[], None] = lambda: None,
+    *,
+    tokens: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+    example: object = None,
 ) -> LoadedModel:
-    """A model of images or audio, ready to be observed.
+    """A model of images, audio or other vectors, ready to be observed.
 
     Args:
         tower: A model that reads no token ids, in evaluation mode and without gradients.
@@ -100,14 +103,17 @@ def vector_model(
         name: For messages and results.
         load_head: Gives the model with a head around the tower; None if there is none.
         require_current: See `LoadedModel`.
+        tokens: Names of tokens; see `wrap_model`.
+        example: An input; without one, inputs are images or audio.
     """
     part = own_processor(processor)
-    probe = probe_of(part, tower)
+    probe = probe_of(part, tower, example)
     with refusal_explained(name):
         observed = VectorModel(tower, probe)
         facts = facts_of(observed)
     observed.axes = facts.places.axes
-    positions = Positions(tower, probe, observed.axes, sizes=makes_sizes(part, tower, probe))
+    sizes = example is not None or makes_sizes(part, tower, probe)
+    positions = Positions(tower, probe, observed.axes, tokens, sizes=sizes)
     observed.number(positions)
     tokenizer = TokenNames.of(positions.names)
     if positions.names[0] == "[CLS]":
@@ -126,5 +132,5 @@ def vector_model(
         max_length=None,
         load_head=head,
         require_current=require_current,
-        reader=InputReader(part, tower, positions),
+        reader=InputReader(part, tower, positions, example is None),
     )

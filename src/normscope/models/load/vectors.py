@@ -7,7 +7,8 @@ it, and which token is which by changing its input. Every pass, probes included,
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -329,7 +330,10 @@ class Positions:
         """
         first = {name: each if number == 1 else each[:1] for name, each in inputs.items()}
         key = repr(
-            [(name, tuple(each.shape), None if each.is_floating_point() else each.tolist()) for name, each in first.items()]
+            [
+                (name, tuple(each.shape), None if each.is_floating_point() else each.tolist())
+                for name, each in first.items()
+            ]
         )
         if key not in self._known:
             one = _Input(self._model, self._layer, first, self._axes)
@@ -350,8 +354,8 @@ class Positions:
         missing = next((name for name in geometry.names if name not in self._ids), None)
         if missing is not None:
             raise InputError(
-                f"expected at most {_LARGEST_GRID} × {_LARGEST_GRID} patches, or {_LARGEST_GRID**2:,} tokens that are on no grid, "
-                f"got a token {missing}; make the input smaller"
+                f"expected at most {_LARGEST_GRID} × {_LARGEST_GRID} patches, or {_LARGEST_GRID**2:,} tokens that are on no "
+                f"grid, got a token {missing}; make the input smaller"
             )
         return [self._ids[name] for name in geometry.names]
 
@@ -401,7 +405,7 @@ class _Input:
         patches = int(of_input.sum())
         if sizes is None:
             own = [str(number) for number in range(1, patches + 1)]
-            categories = {"patch" if self._is_of_images else "frame": own}
+            categories = {kind: own} if (kind := self._kind) else {}
         else:
             rows, columns = sizes
             places = [(row, column) for row in range(1, rows + 1) for column in range(1, columns + 1)]
@@ -420,12 +424,14 @@ class _Input:
         )
 
     @property
-    def _is_of_images(self) -> bool:
-        """Whether the input is an image or a video: by what the model declares, or by its axes."""
-        declared = getattr(self.model, "input_modalities", "text")
+    def _kind(self) -> str:
+        """The category of tokens on no grid: by what the model declares or calls its input, or by the axes of that."""
+        declared, main = (getattr(self.model, name, "") for name in ("input_modalities", "main_input_name"))
         kinds = {declared} if isinstance(declared, str) else {*declared}
+        if "audio" in kinds or main in ("input_features", "input_values"):
+            return "frame"
         has_axes = any(given.ndim == _IMAGES for given in self.probe.values())
-        return "audio" not in kinds and (has_axes or bool(kinds & {"image", "video"}))
+        return "patch" if has_axes or kinds & {"image", "video"} else ""
 
     def _grid(self, of_input: Bool[Tensor, " token"]) -> tuple[int, int] | None:
         """Rows and columns of the patches of an image, if the first rows of pixels make the first patches, and so on."""
@@ -461,7 +467,8 @@ class _Input:
             changed = self._places_of(path, parameter)
             if not changed or not set(changed).issubset(places):
                 continue
-            kind = path.rpartition(".")[2].removesuffix("s").removesuffix("_token").removesuffix("_embedding")
+            kind = re.sub("(_token|_embedding)s?$", "", path.rpartition(".")[2])
+            kind = kind.removesuffix("s") if len(changed) > 1 else kind
             kind = "cls" if kind == "class" else kind
             for number, place in enumerate(changed, start=1):
                 names[place] = f"[{kind.upper()}{number if len(changed) > 1 else ''}]"

@@ -91,5 +91,8 @@ class _Probe:
 
 def _same(model: PreTrainedModel, one: Tensor, other: Tensor) -> bool:
     """Whether vectors differ by rounding alone; not-a-number is left to the proof."""
-    error = relative_error(one[None], other[None], one[None], torch.ones(1, len(one), dtype=torch.bool))
+    one, other = (
+        each.reshape(1, -1, each.shape[-1]) for each in (one, other)
+    )  # one vector, if a model has pooled them
+    error = relative_error(one, other, one, torch.ones(one.shape[:2], dtype=torch.bool))
     return not error > _TOLERANCE * BOUNDS[model.dtype]

@@ -83,7 +83,7 @@ class _Untouched(NamedTuple):
     """What leaves it."""
     attention: Mapping[int, Float[Tensor, "batch token model"]]
     """What W_O writes in it, with factors on it."""
-    output: Float[Tensor, "batch token model"]
+    output: Float[Tensor, "*token model"]
     """What the model returns."""
 
 
@@ -317,7 +317,7 @@ class _Comparison:
         for record in self._records if self._layers else ():
             self._add(layer, "output", vectors, record.entered.get(layer + 1, record.left.get(layer)), record)
 
-    def output(self, layers: int, vectors: Float[Tensor, "batch token model"]) -> None:
+    def output(self, layers: int, vectors: Float[Tensor, "*token model"]) -> None:
         """Compare what the model returns."""
         for record in self._records if self._layers else ():
             self._add(layers, "model output after the last", vectors, record.output, record)
