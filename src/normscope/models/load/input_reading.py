@@ -154,6 +154,7 @@ class InputReader:
         Raises:
             InputError: If it cannot be read.
         """
+        content: Any
         if isinstance(self.processor, SequenceFeatureExtractor):
             content, title = _sound(given), "audio"
         elif not self.of_images:

@@ -155,7 +155,7 @@ class VectorModel(PreTrainedModel):
         self.axes: Axes | None = None if base is None else base.axes
         """The axes of what enters the first layer; None if the shape has to tell."""
         entered = _by_input(_entered(model, self._layer, noise(probe, 0)), 1, None)
-        self._takes_several = self._has_batches() if base is None else base._takes_several
+        self._takes_several: bool = self._has_batches() if base is None else base._takes_several
         self.table: _Table = _Table(entered.shape[1], entered.shape[2]) if base is None else base.table
         self.eval()
 
@@ -302,8 +302,13 @@ class Positions:
         shared = {id(each): each for each in [*model.parameters(), *model.buffers()]}
         self._model = copy.deepcopy(model, shared)
         self._layer, self._axes = first_layer(self._model, probe), axes
-        self._categories = dict(tokens) if isinstance(tokens, Mapping) else {}
-        self._given = [name for part in self._categories.values() for name in part] if self._categories else tokens
+        self._categories: dict[str, list[str]] = {}
+        self._given: list[str] | None = None
+        if isinstance(tokens, Mapping):
+            self._categories = {name: list(part) for name, part in tokens.items()}
+            self._given = [name for part in self._categories.values() for name in part]
+        elif tokens is not None:
+            self._given = list(tokens)
         self._known: dict[str, Geometry] = {}
         first = self.of(probe)
         self.names = first.names if self._given is None else tuple(self._given)
