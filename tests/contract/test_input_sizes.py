@@ -10,7 +10,7 @@ import normscope
 from normscope.data.batching import batches_of, unpacked
 from normscope.data.encoding import Encoder
 from normscope.data.options import DatasetKind, DatasetOptions
-from normscope.data.token_sequence import Batching
+from normscope.data.token_sequence import Batching, OwnInput
 from normscope.errors import InputError
 from normscope.maths.mixing import Method
 from normscope.models.load.text_batches import batch_from_texts
@@ -361,3 +361,14 @@ def test_what_is_left_of_an_image_keeps_its_rotations(wrapped):
         torch.testing.assert_close(model.model(**twice)[0], tower.norm(vectors).expand(2, -1, -1))
     result = normscope.run("attribution", model=model, texts=[pixels(24, 40)], progress=False)
     assert result.tables["attribution_faithfulness"]["mean"].notna().all()
+
+
+def test_an_input_is_hashed_once(wrapped, monkeypatch):
+    model, hashed = wrapped(dinov3), []
+    number = OwnInput._number
+    monkeypatch.setattr(OwnInput, "_number", lambda own, row: hashed.append(row) or number(own, row))
+    batch = batch_from_texts(model, [pixels(24, 40), pixels(24, 40, seed=1)])
+    assert batch.to(torch.device("cpu")).part(1, 2).own.numbers == batch.own.numbers[1:]
+    assert len({*batch.own.numbers}) == 2
+    assert batch.packed()[5, :, 0].tolist() == list(batch.own.numbers)
+    assert hashed == [0, 0]

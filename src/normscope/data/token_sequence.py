@@ -65,17 +65,25 @@ class OwnInput:
     def joined(cls, inputs: Sequence["OwnInput"]) -> "OwnInput":
         """Several in one batch; they have the same shapes."""
         arguments = {name: torch.cat([each.arguments[name] for each in inputs]) for name in inputs[0].arguments}
-        return cls(arguments, tuple(title for each in inputs for title in each.titles))
+        joined = cls(arguments, tuple(title for each in inputs for title in each.titles))
+        return joined._numbered(number for each in inputs for number in each.numbers)
 
     def part(self, start: int, stop: int) -> "OwnInput":
         """Some of the inputs."""
         if len(self.titles) == 1:
             return self
-        return OwnInput({name: given[start:stop] for name, given in self.arguments.items()}, self.titles[start:stop])
+        part = OwnInput({name: given[start:stop] for name, given in self.arguments.items()}, self.titles[start:stop])
+        return part._numbered(self.numbers[start:stop])
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "OwnInput":
         """The same with changed tensors."""
-        return OwnInput({name: change(given) for name, given in self.arguments.items()}, self.titles)
+        changed = OwnInput({name: change(given) for name, given in self.arguments.items()}, self.titles)
+        return changed._numbered(self.numbers)
+
+    def _numbered(self, numbers: Iterable[int]) -> "OwnInput":
+        """The same with numbers that are known, so that they are not computed again."""
+        vars(self)["numbers"] = tuple(numbers)
+        return self
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
