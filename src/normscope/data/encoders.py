@@ -258,9 +258,14 @@ class OwnInputs(ExampleEncoder):
     reader: ReadsInputs
 
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:  # noqa: ARG002
-        """The sequences of the examples, whose tokens are numbered by their places."""
-        places = np.arange(self.reader.tokens)
-        return [TokenSequence(places, own=self.reader.read(example.given), row=example.row) for example in examples]
+        """The sequences of the examples; the category of a token depends on its input's size."""
+        sequences = []
+        for example in examples:
+            own = self.reader.read(example.given)
+            ids, kinds = self.reader.tokens(own)
+            inherited = self.sequences.categories.of_words(np.arange(len(ids)), kinds)
+            sequences.append(TokenSequence(np.asarray(ids), own=own, row=example.row, inherited=inherited))
+        return sequences
 
 
 @dataclasses.dataclass(frozen=True)

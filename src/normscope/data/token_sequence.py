@@ -57,7 +57,7 @@ class OwnInput:
     """What a model is given that reads images or other vectors instead of token ids."""
 
     arguments: Mapping[str, Tensor]
-    """Keyword arguments of the model, each with an axis of inputs first."""
+    """Keyword arguments of the model, each with an axis of inputs first; of a single input, as the model takes them."""
     titles: tuple[str, ...]
     """What each input is called: the name of an image's file."""
 
@@ -65,15 +65,25 @@ class OwnInput:
     def joined(cls, inputs: Sequence["OwnInput"]) -> "OwnInput":
         """Several in one batch; they have the same shapes."""
         arguments = {name: torch.cat([each.arguments[name] for each in inputs]) for name in inputs[0].arguments}
-        return cls(arguments, tuple(title for each in inputs for title in each.titles))
+        joined = cls(arguments, tuple(title for each in inputs for title in each.titles))
+        return joined._numbered(number for each in inputs for number in each.numbers)
 
     def part(self, start: int, stop: int) -> "OwnInput":
         """Some of the inputs."""
-        return OwnInput({name: given[start:stop] for name, given in self.arguments.items()}, self.titles[start:stop])
+        if len(self.titles) == 1:
+            return self
+        part = OwnInput({name: given[start:stop] for name, given in self.arguments.items()}, self.titles[start:stop])
+        return part._numbered(self.numbers[start:stop])
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "OwnInput":
         """The same with changed tensors."""
-        return OwnInput({name: change(given) for name, given in self.arguments.items()}, self.titles)
+        changed = OwnInput({name: change(given) for name, given in self.arguments.items()}, self.titles)
+        return changed._numbered(self.numbers)
+
+    def _numbered(self, numbers: Iterable[int]) -> "OwnInput":
+        """The same with numbers that are known, so that they are not computed again."""
+        vars(self)["numbers"] = tuple(numbers)
+        return self
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
@@ -84,7 +94,8 @@ class OwnInput:
         digest = hashlib.sha256()
         for name, given in sorted(self.arguments.items()):
             digest.update(name.encode())
-            digest.update(given[row].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            one = given if len(self.titles) == 1 else given[row : row + 1]
+            digest.update(one.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return int.from_bytes(digest.digest()[:_BYTES], "little")
 
 
@@ -93,13 +104,12 @@ class ReadsInputs(Protocol):
     """Makes the inputs of a model that reads no token ids."""
 
     @property
-    def tokens(self) -> int:
-        """Number of tokens of each input."""
+    def categories(self) -> Sequence[str]:
+        """The categories that tokens may have."""
         ...
 
-    @property
-    def categories(self) -> Mapping[str, list[str]]:
-        """The names of the tokens of each category."""
+    def tokens(self, own: OwnInput) -> tuple[list[int], list[str]]:
+        """The numbers of an input's tokens, and the category of each."""
         ...
 
     def read(self, given: object) -> OwnInput:

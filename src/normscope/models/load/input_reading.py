@@ -16,7 +16,7 @@ from transformers.processing_utils import ProcessorMixin
 
 from normscope.data.token_sequence import OwnInput
 from normscope.errors import InputError, describe_type, one_line
-from normscope.models.load.vectors import Geometry
+from normscope.models.load.vectors import Geometry, Positions
 
 Processor = BaseImageProcessor | SequenceFeatureExtractor | ProcessorMixin | Callable[[Any], Mapping[str, Any]]
 """A processor of transformers, or a function of an image that returns keyword arguments of the model."""
@@ -37,17 +37,28 @@ def own_processor(processor: Any) -> Any:
     return next((part for part in parts if part is not None), processor)
 
 
-def probe_of(processor: Any, model: PreTrainedModel) -> dict[str, Tensor]:
-    """What a processor makes of an input without content.
+def probe_of(processor: Any, model: PreTrainedModel, example: object = None) -> dict[str, Tensor]:
+    """What a processor makes of an input without content, or of an example.
 
     Raises:
         InputError: If it fails, or makes nothing that the model reads.
     """
+    return prepared(processor, _nothing_of(processor, _PROBE) if example is None else example, model)
+
+
+def makes_sizes(processor: Any, model: PreTrainedModel, probe: Mapping[str, Tensor]) -> bool:
+    """Whether a processor makes inputs of several sizes, because it neither resizes nor pads them to one."""
+    other = prepared(processor, _nothing_of(processor, _PROBE + _PROBE // 2), model)
+    return any(each.shape != probe[name].shape for name, each in other.items())
+
+
+def _nothing_of(processor: Any, width: int) -> object:
+    """An input without content: as many seconds as `_PROBE` is part of a width, or an image."""
     if isinstance(processor, SequenceFeatureExtractor):
-        return prepared(processor, np.zeros(_rate_of(processor), dtype=np.float32), model)
+        return np.zeros(_rate_of(processor) * width // _PROBE, dtype=np.float32)
     from PIL import Image
 
-    return prepared(processor, Image.new("RGB", (_PROBE, _PROBE), (128, 128, 128)), model)
+    return Image.new("RGB", (width, _PROBE), (128, 128, 128))
 
 
 def prepared(processor: Any, given: object, model: PreTrainedModel) -> dict[str, Tensor]:
@@ -65,18 +76,31 @@ def prepared(processor: Any, given: object, model: PreTrainedModel) -> dict[str,
         else:
             made = processor(given)
     except Exception as error:  # somebody else's code
-        raise InputError(f"{type(processor).__name__} fails on {describe_type(given)}: {one_line(error)}") from error
+        named, advice = type(processor).__name__, ""
+        if inspect.isroutine(processor):
+            named, advice = (
+                getattr(processor, "__name__", named),
+                "; if it takes no image, pass example=, an input that it takes",
+            )
+        raise InputError(f"{named} fails on {describe_type(given)}: {one_line(error)}{advice}") from error
     if not isinstance(made, Mapping):
         raise InputError(
             f"processor: expected a function that returns keyword arguments of the model (a dict), got {describe_type(made)}"
         )
-    parameters = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(getattr(model, "module", model).forward).parameters
     arguments = {
         name: torch.as_tensor(value) for name, value in made.items() if name in parameters and value is not None
     }
+    mask = arguments.pop("attention_mask", None)  # inputs are prepared one by one, so there is no padding to mask
+    if mask is not None and not bool(mask.bool().all()):
+        raise InputError(
+            f"processor: expected an input without padding, got {int((mask == 0).sum()):,} of {mask.numel():,} masked; make "
+            "it pad nothing (padding=False)"
+        )
     if not any(each.is_floating_point() for each in arguments.values()):
         raise InputError(
-            f"processor: expected pixels or samples that {type(model).__name__} reads, got {', '.join(made) or 'nothing'}"
+            f"processor: expected pixels, samples or vectors that {type(model).__name__} reads, got "
+            f"{', '.join(map(str, made)) or 'nothing'}"
         )
     where = next(model.parameters())
     return {
@@ -96,39 +120,48 @@ class InputReader:
 
     processor: Any
     model: PreTrainedModel
-    shapes: Mapping[str, torch.Size]
-    """Those of its arguments, for one input."""
-    geometry: Geometry
+    positions: Positions
+    of_images: bool = True
+    """Whether a function is given images; if not, it is given what the user passes."""
     _given: dict[int, object] = dataclasses.field(default_factory=dict)
     """The inputs that were read, or their files, by their numbers."""
 
     @property
-    def tokens(self) -> int:
-        """Number of tokens of each input."""
-        return len(self.geometry.names)
+    def categories(self) -> tuple[str, ...]:
+        """The categories that tokens may have."""
+        return self.positions.categories
 
-    @property
-    def categories(self) -> Mapping[str, list[str]]:
-        """The names of the tokens of each category."""
-        return self.geometry.categories
+    def tokens(self, own: OwnInput) -> tuple[list[int], list[str]]:
+        """The numbers of an input's tokens, and the category of each.
+
+        Raises:
+            InputError: If the model cannot read an input of this size.
+        """
+        try:
+            geometry = self.geometry(own)
+        except InputError as error:
+            raise InputError(f"{own.titles[0]}: {str(error).removeprefix('model: ')}") from error
+        kinds = {name: kind for kind, names in geometry.categories.items() for name in names}
+        return self.positions.ids(geometry), [kinds.get(name, "other") for name in geometry.names]
+
+    def geometry(self, own: OwnInput) -> Geometry:
+        """What the tokens of an input are, or of several of the same size."""
+        return self.positions.of(own.arguments, len(own.titles))
 
     def read(self, given: object) -> OwnInput:
         """An image (a file, a `PIL.Image`, or an array of rows × columns × channels), or audio samples, prepared.
 
         Raises:
-            InputError: If it cannot be read, or the processor makes it another size than others.
+            InputError: If it cannot be read.
         """
+        content: Any
         if isinstance(self.processor, SequenceFeatureExtractor):
             content, title = _sound(given), "audio"
+        elif not self.of_images:
+            content, title = given, "input"
         else:
             content, title = opened(given)
         arguments = prepared(self.processor, content, self.model)
-        for name, each in arguments.items():
-            if each.shape != self.shapes.get(name):
-                raise InputError(
-                    f"{title}: the processor returns {name} of shape {tuple(each.shape)}, expected "
-                    f"{tuple(self.shapes.get(name, ()))} as for other inputs; make it resize or pad all inputs to one size"
-                )
         made = OwnInput(arguments, (title,))
         self._given[made.numbers[0]] = given
         return made
@@ -140,7 +173,7 @@ class InputReader:
         black, the largest white.
         """
         images = [each for each in own.arguments.values() if each.ndim == _IMAGES and each.shape[1] == _COLOURS]
-        if self.geometry.grid is None or len(images) != 1:
+        if self.geometry(own).grid is None or len(images) != 1:
             return None
         values = images[0][0].double().cpu().numpy().transpose(1, 2, 0)
         mean, deviation = (getattr(self.processor, name, None) for name in ("image_mean", "image_std"))

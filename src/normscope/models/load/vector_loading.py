@@ -1,7 +1,7 @@
 """Models of images and audio, from memory or from files."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,11 @@ from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
 from normscope.models.facts import ModelFacts
-from normscope.models.load.input_reading import InputReader, own_processor, probe_of
+from normscope.models.load.input_reading import InputReader, makes_sizes, own_processor, probe_of
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.task_heads import Head
 from normscope.models.load.tokenizer_loading import TokenNames
-from normscope.models.load.vectors import VectorModel
+from normscope.models.load.vectors import Positions, VectorModel
 from normscope.models.observe.reading import facts_of, facts_without_numbers, refusal_explained
 from normscope.models.stored.text_tower import base_of, class_of
 
@@ -27,10 +27,14 @@ def tower_of(given: PreTrainedModel) -> PreTrainedModel:
     Raises:
         InputError: If there is none.
     """
-    for part in given.modules():
-        if isinstance(part, PreTrainedModel) and _reads_vectors(part):
+    parts = [part for part in given.modules() if isinstance(part, PreTrainedModel)]
+    for part in parts:
+        if _reads_vectors(part):
             base = base_of(part)
             return base if _reads_vectors(base) else part  # some models name their layers as their base
+    declaring = next((part for part in parts if _declares_vectors(part)), None)
+    if declaring is not None:
+        return declaring
     raise InputError(
         f"model: expected a model that reads images or audio for this processor, got {type(given).__name__}, which reads "
         "token ids; pass its tokenizer"
@@ -41,6 +45,15 @@ def _reads_vectors(model: PreTrainedModel) -> bool:
     """Whether a model reads its main input, and that is no text."""
     parameters = inspect.signature(model.forward).parameters
     return model.main_input_name in parameters and not _OF_TEXTS.intersection(parameters)
+
+
+def _declares_vectors(model: PreTrainedModel) -> bool:
+    """Whether a model that does not say what its main input is belongs to a family that reads something else than texts.
+
+    What declares texts alone is a part of the family that does.
+    """
+    is_text = model.input_modalities in ("text", ("text",), ["text"])
+    return not is_text and not _OF_TEXTS.intersection(inspect.signature(model.forward).parameters)
 
 
 def read_processor(config: PretrainedConfig, folder: Path, name: str) -> Any:
@@ -78,8 +91,11 @@ def vector_model(
     name: str,
     load_head: Callable[[Head], PreTrainedModel | None],
     require_current: Callable[[], None] = lambda: None,
+    *,
+    tokens: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+    example: object = None,
 ) -> LoadedModel:
-    """A model of images or audio, ready to be observed.
+    """A model of images, audio or other vectors, ready to be observed.
 
     Args:
         tower: A model that reads no token ids, in evaluation mode and without gradients.
@@ -87,16 +103,21 @@ def vector_model(
         name: For messages and results.
         load_head: Gives the model with a head around the tower; None if there is none.
         require_current: See `LoadedModel`.
+        tokens: Names of tokens; see `wrap_model`.
+        example: An input; without one, inputs are images or audio.
     """
     part = own_processor(processor)
-    probe = probe_of(part, tower)
+    probe = probe_of(part, tower, example)
     with refusal_explained(name):
         observed = VectorModel(tower, probe)
         facts = facts_of(observed)
-    geometry = observed.geometry
-    tokenizer = TokenNames.of(geometry.names)
-    if geometry.names[0] == "[CLS]":
-        tokenizer.cls_token = geometry.names[0]
+    observed.axes = facts.places.axes
+    sizes = example is not None or makes_sizes(part, tower, probe)
+    positions = Positions(tower, probe, observed.axes, tokens, sizes=sizes)
+    observed.number(positions)
+    tokenizer = TokenNames.of(positions.names)
+    if positions.names[0] == "[CLS]":
+        tokenizer.cls_token = positions.names[0]
 
     def head(kind: Head) -> PreTrainedModel | None:
         whole = load_head(kind) if kind is Head.CLASS else None
@@ -108,8 +129,8 @@ def vector_model(
         facts=facts,
         name=name,
         revision=None,
-        max_length=len(geometry.names),
+        max_length=None,
         load_head=head,
         require_current=require_current,
-        reader=InputReader(part, tower, {key: each.shape for key, each in probe.items()}, geometry),
+        reader=InputReader(part, tower, positions, example is None),
     )
