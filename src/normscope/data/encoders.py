@@ -257,10 +257,18 @@ class OwnInputs(ExampleEncoder):
 
     reader: ReadsInputs
 
-    def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:  # noqa: ARG002
+    def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
         """The sequences of the examples, whose tokens are numbered by their places."""
-        places = np.arange(self.reader.tokens)
-        return [TokenSequence(places, own=self.reader.read(example.given), row=example.row) for example in examples]
+        return [self.read(example, counts) for example in examples]
+
+    def read(self, example: Example, counts: CorpusCounts) -> TokenSequence:
+        """The tokens of one input; what was made of a sound's samples is a remark."""
+        own, inherited = self.reader.read(example.given), None
+        for sound in own.sounds:
+            counts.remarks.update([f"read as {sound.remark}"] if sound.remark else [])
+            frame, silence = (self.sequences.categories.names.index(each) for each in self.reader.inherited)
+            inherited = np.where(sound.silent, silence, frame)
+        return TokenSequence(np.arange(self.reader.tokens), own=own, row=example.row, inherited=inherited)
 
 
 @dataclasses.dataclass(frozen=True)

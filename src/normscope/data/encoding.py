@@ -73,7 +73,7 @@ class Encoder:
             model.vocabulary,
             own if column is not None else {**own, **options.categories},
             causal=model.causal,
-            column=CONVERSATION_PARTS if chat else values,
+            column=CONVERSATION_PARTS if chat else values if model.reader is None else model.reader.inherited,
         )
         longest = options.max_length or model.max_length
         _check(model, options, longest, separate=separate)

@@ -14,6 +14,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.categories import TokenCategories
 from normscope.data.examples import Annotation, CorpusCounts, TextRule
+from normscope.data.sounds import Sound
 
 Segmenter = Callable[[str], list[tuple[int, int]]]
 """Splits a text into words, each a start and an end."""
@@ -59,21 +60,25 @@ class OwnInput:
     arguments: Mapping[str, Tensor]
     """Keyword arguments of the model, each with an axis of inputs first."""
     titles: tuple[str, ...]
-    """What each input is called: the name of an image's file."""
+    """What each input is called: the name of its file."""
+    sounds: tuple[Sound, ...] = ()
+    """What is heard in each input, if these are sounds."""
 
     @classmethod
     def joined(cls, inputs: Sequence["OwnInput"]) -> "OwnInput":
         """Several in one batch; they have the same shapes."""
         arguments = {name: torch.cat([each.arguments[name] for each in inputs]) for name in inputs[0].arguments}
-        return cls(arguments, tuple(title for each in inputs for title in each.titles))
+        titles = tuple(title for each in inputs for title in each.titles)
+        return cls(arguments, titles, tuple(sound for each in inputs for sound in each.sounds))
 
     def part(self, start: int, stop: int) -> "OwnInput":
         """Some of the inputs."""
-        return OwnInput({name: given[start:stop] for name, given in self.arguments.items()}, self.titles[start:stop])
+        arguments = {name: given[start:stop] for name, given in self.arguments.items()}
+        return OwnInput(arguments, self.titles[start:stop], self.sounds[start:stop])
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "OwnInput":
         """The same with changed tensors."""
-        return OwnInput({name: change(given) for name, given in self.arguments.items()}, self.titles)
+        return dataclasses.replace(self, arguments={name: change(given) for name, given in self.arguments.items()})
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
@@ -98,8 +103,18 @@ class ReadsInputs(Protocol):
         ...
 
     @property
+    def names(self) -> Sequence[str]:
+        """The names of these tokens."""
+        ...
+
+    @property
     def categories(self) -> Mapping[str, list[str]]:
         """The names of the tokens of each category."""
+        ...
+
+    @property
+    def inherited(self) -> Sequence[str]:
+        """The categories that tokens have by what is in an input: whether a frame is silent."""
         ...
 
     def read(self, given: object) -> OwnInput:

@@ -2,18 +2,20 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers.feature_extraction_sequence_utils import SequenceFeatureExtractor
 from transformers.image_processing_utils import BaseImageProcessor
 from transformers.modeling_utils import PreTrainedModel
 from transformers.processing_utils import ProcessorMixin
 
+from normscope.data.sounds import HEARD, Sound, sound_of
 from normscope.data.token_sequence import OwnInput
 from normscope.errors import InputError, describe_type, one_line
 from normscope.models.load.vectors import Geometry
@@ -44,7 +46,7 @@ def probe_of(processor: Any, model: PreTrainedModel) -> dict[str, Tensor]:
         InputError: If it fails, or makes nothing that the model reads.
     """
     if isinstance(processor, SequenceFeatureExtractor):
-        return prepared(processor, np.zeros(_rate_of(processor), dtype=np.float32), model)
+        return prepared(processor, np.zeros(rate_of(processor), dtype=np.float32), model)
     from PIL import Image
 
     return prepared(processor, Image.new("RGB", (_PROBE, _PROBE), (128, 128, 128)), model)
@@ -58,12 +60,13 @@ def prepared(processor: Any, given: object, model: PreTrainedModel) -> dict[str,
     """
     options: dict[str, Any] = {"return_tensors": "pt"}
     try:
-        if isinstance(processor, SequenceFeatureExtractor):
-            made = processor(given, sampling_rate=_rate_of(processor), **options)
-        elif isinstance(processor, BaseImageProcessor):
-            made = processor(images=given, **options)
-        else:
-            made = processor(given)
+        with unset_fake_temporarily():  # processors compute with numbers, also for a model without any
+            if isinstance(processor, SequenceFeatureExtractor):
+                made = processor(given, sampling_rate=rate_of(processor), **options)
+            elif isinstance(processor, BaseImageProcessor):
+                made = processor(images=given, **options)
+            else:
+                made = processor(given)
     except Exception as error:  # somebody else's code
         raise InputError(f"{type(processor).__name__} fails on {describe_type(given)}: {one_line(error)}") from error
     if not isinstance(made, Mapping):
@@ -85,7 +88,8 @@ def prepared(processor: Any, given: object, model: PreTrainedModel) -> dict[str,
     }
 
 
-def _rate_of(extractor: SequenceFeatureExtractor) -> int:
+def rate_of(extractor: SequenceFeatureExtractor) -> int:
+    """The sampling rate of the sounds that a model reads, in hertz."""
     rate: int = extractor.sampling_rate
     return rate
 
@@ -108,18 +112,31 @@ class InputReader:
         return len(self.geometry.names)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of these tokens."""
+        return self.geometry.names
+
+    @property
+    def inherited(self) -> Sequence[str]:
+        """The categories that tokens have by what is in an input: whether a frame is silent."""
+        return () if self.geometry.seconds is None else HEARD
+
+    @property
     def categories(self) -> Mapping[str, list[str]]:
         """The names of the tokens of each category."""
         return self.geometry.categories
 
     def read(self, given: object) -> OwnInput:
-        """An image (a file, a `PIL.Image`, or an array of rows × columns × channels), or audio samples, prepared.
+        """An image (a file, a `PIL.Image`, or an array of rows × columns × channels), or a sound (see `sound_of`), prepared.
 
         Raises:
             InputError: If it cannot be read, or the processor makes it another size than others.
         """
-        if isinstance(self.processor, SequenceFeatureExtractor):
-            content, title = _sound(given), "audio"
+        sounds: tuple[Sound, ...] = ()
+        if self.geometry.seconds is not None:
+            rate = rate_of(self.processor)
+            content, title, remark = sound_of(given, rate)
+            sounds = (Sound.of(content, rate, self.tokens, self.geometry.seconds, remark),)
         else:
             content, title = opened(given)
         arguments = prepared(self.processor, content, self.model)
@@ -129,7 +146,7 @@ class InputReader:
                     f"{title}: the processor returns {name} of shape {tuple(each.shape)}, expected "
                     f"{tuple(self.shapes.get(name, ()))} as for other inputs; make it resize or pad all inputs to one size"
                 )
-        made = OwnInput(arguments, (title,))
+        made = OwnInput(arguments, (title,), sounds)
         self._given[made.numbers[0]] = given
         return made
 
@@ -158,18 +175,8 @@ class InputReader:
             InputError: If it was read in an earlier process, from whose checkpoint this one goes on.
         """
         if number not in self._given:
-            raise InputError("an image that was read before the run was interrupted is needed again; start a new run")
+            raise InputError("an input that was read before the run was interrupted is needed again; start a new run")
         return self.read(self._given[number])
-
-
-def _sound(given: object) -> np.ndarray:
-    samples = np.asarray(given) if isinstance(given, np.ndarray | Tensor) else None
-    if samples is None or samples.ndim != 1 or not len(samples) or samples.dtype.kind != "f":
-        raise InputError(
-            "expected audio samples (a one-dimensional array of floating-point numbers, at the processor's sampling rate), "
-            f"got {describe_type(given) if samples is None else f'an array of shape {samples.shape} of {samples.dtype}'}"
-        )
-    return samples
 
 
 def opened(given: object) -> tuple[Any, str]:

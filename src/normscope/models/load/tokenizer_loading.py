@@ -259,17 +259,19 @@ class TokenNames(PreTrainedTokenizerFast):
     """Turns names of tokens into ids; it adds no special tokens."""
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> "TokenNames":
+    def of(cls, names: Sequence[str], *, spaced: bool = False) -> "TokenNames":
         """A tokenizer for these names.
 
         Args:
             names: The name of each token id.
+            spaced: Whether names may contain spaces; no text can then be written in them.
 
         Raises:
             InputError: If two tokens have the same name, or a name is empty or contains spaces.
         """
         for number, name in enumerate(names):
-            if not isinstance(name, str) or name.split() != [name] or name.encode(errors="ignore").decode() != name:
+            words = [name] if spaced else str(name).split()
+            if not isinstance(name, str) or words != [name] or name.encode(errors="ignore").decode() != name:
                 raise InputError(
                     f"tokens: expected a name without spaces for each token id, got {name!r} for id {number}"
                 )

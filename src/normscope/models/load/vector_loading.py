@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoModel, PretrainedConfig
+from transformers.feature_extraction_sequence_utils import SequenceFeatureExtractor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
 from normscope.models.facts import ModelFacts
+from normscope.models.load.frames import timed
 from normscope.models.load.input_reading import InputReader, own_processor, probe_of
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.task_heads import Head
@@ -93,8 +95,9 @@ def vector_model(
     with refusal_explained(name):
         observed = VectorModel(tower, probe)
         facts = facts_of(observed)
-    geometry = observed.geometry
-    tokenizer = TokenNames.of(geometry.names)
+    sound = isinstance(part, SequenceFeatureExtractor)
+    geometry = timed(observed, part) if sound else observed.geometry
+    tokenizer = TokenNames.of(geometry.names, spaced=sound)
     if geometry.names[0] == "[CLS]":
         tokenizer.cls_token = geometry.names[0]
 

@@ -39,6 +39,8 @@ class Geometry:
     """The names of the tokens of each category but `cls`: `register`, `border`, `patch`."""
     grid: tuple[int, int] | None
     """Rows and columns of patches, which come last, row by row; None if they are on no grid."""
+    seconds: float | None = None
+    """Seconds from one token to the next, if they are the frames of a sound."""
 
 
 class _Table(nn.Embedding):
@@ -188,6 +190,10 @@ class VectorModel(PreTrainedModel):
         finally:
             handle.remove()
         return found[0]
+
+    def tokens_of(self, inputs: Mapping[str, Tensor]) -> int:
+        """The number of tokens that inputs of the model become."""
+        return self._entry(inputs).shape[1]
 
     def _noise(self, seed: int) -> dict[str, Tensor]:
         """The probe with numbers that stand for nothing, the same at every call."""
