@@ -15,7 +15,7 @@ from normscope.data.tokenization import encoded
 from normscope.errors import InputError, one_line, printable
 from normscope.models.facts import ModelFacts
 from normscope.models.options import ModelOptions
-from normscope.models.probes import embeddings_of
+from normscope.models.probes import embeddings_of, longest_sequence
 from normscope.models.stored.embedder_files import lowercases, tokenizer_arguments
 from normscope.models.stored.files import Source, locate
 
@@ -83,6 +83,22 @@ def check_tokenizer(
     _longest_sequence(tokenizer, name)
 
 
+def longest_input(
+    model: PreTrainedModel, facts: ModelFacts, tokenizer: PreTrainedTokenizerBase, own: int | None = None
+) -> int | None:
+    """The longest sequence that a model and its tokenizer accept, in tokens; None without a limit.
+
+    Args:
+        own: The limit in the model's files that stands in place of the tokenizer's.
+    """
+    lengths = (
+        longest_sequence(model, reads_target=facts.reads_target),
+        tokenizer.model_max_length if own is None else own,
+    )
+    # Tokenizers without a limit have an astronomical number instead.
+    return min((int(length) for length in lengths if length is not None and length < 10**9), default=None)
+
+
 def read_tokenizer(source: Source | None, options: ModelOptions) -> PreTrainedTokenizerBase:
     """The tokenizer that the options name, otherwise the one beside a model.
 
@@ -113,7 +129,9 @@ def read_tokenizer(source: Source | None, options: ModelOptions) -> PreTrainedTo
         ("src_lang", "source_language", options.source_language),
         ("tgt_lang", "target_language", options.target_language),
     ):
-        if language is not None:
+        if language is not None and attribute == "tgt_lang" and hasattr(tokenizer, "set_prefix_tokens"):
+            _set_prompt(tokenizer, language)
+        elif language is not None:
             _set_language(tokenizer, attribute, f"model.{key}={language}", language)
     return tokenizer
 
@@ -148,6 +166,15 @@ def _set_language(tokenizer: PreTrainedTokenizerBase, attribute: str, setting: s
         raise InputError(
             f"{setting}: the tokenizer has no such language; expected a code from its vocabulary, such as eng_Latn or en"
         )
+
+
+def _set_prompt(tokenizer: Any, language: str) -> None:
+    """Let a tokenizer of transcripts begin them with their language, and with the task of transcribing."""
+    try:
+        tokenizer.set_prefix_tokens(language=language, task="transcribe", predict_timestamps=False)
+        _ = tokenizer.prefix_tokens
+    except ValueError as error:
+        raise InputError(f"model.target_language={language}: the tokenizer has no such language: {one_line(error)}") from error
 
 
 def _longest_sequence(tokenizer: PreTrainedTokenizerBase, name: str) -> int:

@@ -26,11 +26,11 @@ from normscope.models.load.adapters import adapted_layers, merge_active_adapters
 from normscope.models.load.any_module import AnyModule, Inputs
 from normscope.models.load.input_reading import Processor
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.loading import DTYPES, check_shape, longest_input, run_experts_in_float64
+from normscope.models.load.loading import DTYPES, check_shape, run_experts_in_float64
 from normscope.models.load.task_heads import Head, has_head
 from normscope.models.load.text_batches import batch_from_texts
-from normscope.models.load.tokenizer_loading import TokenNames, check_tokenizer
-from normscope.models.load.vector_loading import tower_of, vector_model
+from normscope.models.load.tokenizer_loading import TokenNames, check_tokenizer, longest_input
+from normscope.models.load.vector_loading import cross_stack, speech_model, tower_of, vector_model
 from normscope.models.observe.reading import facts_of, observed_stack, refusal_explained
 from normscope.models.probes import embeddings_of
 from normscope.models.prove.verification import verify_same_outputs
@@ -86,7 +86,7 @@ def wrap_model(
     if tokenizer is not None and tokens is not None:
         raise InputError("tokens: expected none with a tokenizer, which has its own names; leave out one of the two")
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
-        return _reading_vectors(without_peft(model), tokenizer)
+        return _reading_vectors(without_peft(model), tokenizer, stack)
     kind = kind_of_encoder(model)
     if kind is not None:
         return _encoder_of_library(model, kind, tokenizer, stack)
@@ -116,12 +116,18 @@ def wrap_model(
     return dataclasses.replace(loaded, load_head=lambda head: copied.model if head in heads else None)
 
 
-def _reading_vectors(given: object, processor: Processor) -> LoadedModel:
+def _reading_vectors(given: object, processor: Processor, stack: StackName | None) -> LoadedModel:
     """A model of images or audio, ready to be observed."""
     if not isinstance(given, PreTrainedModel):
         raise InputError(f"model: expected a transformers model that reads images or audio, got {_kind(given)}")
     check_not_quantised(given.config)
     name = str(given.config.name_or_path or type(given).__name__)
+    if cross_stack(stack) is not None:
+        base = base_of(given)
+        copied = _Copy(base, name, hold=base is not given)
+        check_finite(copied.model, name)
+        settings = getattr(given, "generation_config", None)
+        return speech_model(copied.model, processor, None, name, settings, copied.require_unchanged)
     classifies = has_head(given, Head.CLASS)
     part = given if classifies else tower_of(given)
     copied = _Copy(part, name, hold=part is not given)
