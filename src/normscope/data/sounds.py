@@ -33,7 +33,7 @@ class Sound:
     duration: float
     """Seconds of the recording, without padding."""
     remark: str = ""
-    """What was made of the file's samples: that they were resampled, or their channels averaged; empty if nothing was."""
+    """What was done to the file's samples: that they were resampled, or their channels averaged; empty if nothing was."""
 
     @classmethod
     def of(
@@ -76,7 +76,7 @@ def time_names(frames: int, seconds: float) -> list[str]:
 
 
 def sound_of(given: object, rate: int) -> tuple[Float[np.ndarray, " sample"], str, str]:
-    """A recording's samples at a rate, its title, and what was made of it.
+    """A recording's samples at a rate, its title, and what was done to them; see `Sound.remark`.
 
     Args:
         given: A file, whose channels are averaged and whose samples are resampled if its rate is another one; or samples, a
@@ -89,19 +89,20 @@ def sound_of(given: object, rate: int) -> tuple[Float[np.ndarray, " sample"], st
     if isinstance(given, str | Path):
         samples, own = read_sound(Path(given).expanduser())
         title, channels = Path(given).name, samples.shape[1]
-        made = [f"the mean of its {channels} channels"] * (channels > 1) + [f"resampled from {own:,} Hz"] * (own != rate)
+        made = [f"mixed to mono, the mean of {channels} channels"] * (channels > 1)
+        made += [f"resampled from {own:,} to {rate:,} Hz"] * (own != rate)
         mixed = samples.mean(axis=1)
         samples = mixed if own == rate else _resampled(mixed, own, rate)
         _check(samples, str(given))
-        return samples, title, ", ".join(made)
+        return samples, title, " and ".join(made)
     samples = given.numpy(force=True) if isinstance(given, Tensor) else given
     if not isinstance(samples, np.ndarray) or samples.ndim != 1 or samples.dtype.kind != "f":
         got = describe_type(given)
         if isinstance(samples, np.ndarray):
             got = f"an array of shape {samples.shape} of {samples.dtype}"
         raise InputError(
-            "expected audio: a file, or samples (a one-dimensional array of floating-point numbers, at the processor's sampling "
-            f"rate of {rate:,} Hz; average channels first), got {got}"
+            "expected audio: a file, or samples (a one-dimensional array of floating-point numbers, at the processor's rate of "
+            f"{rate:,} Hz; average channels first), got {got}"
         )
     _check(samples, "audio")
     return samples, "audio", ""

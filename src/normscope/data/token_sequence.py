@@ -14,6 +14,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.categories import TokenCategories
 from normscope.data.examples import Annotation, CorpusCounts, TextRule
+from normscope.data.options import DatasetKind
 from normscope.data.sounds import Sound
 
 Segmenter = Callable[[str], list[tuple[int, int]]]
@@ -98,6 +99,11 @@ class ReadsInputs(Protocol):
     """Makes the inputs of a model that reads no token ids."""
 
     @property
+    def kind(self) -> DatasetKind:
+        """What data sets of such inputs are called."""
+        ...
+
+    @property
     def tokens(self) -> int:
         """Number of tokens of each input."""
         ...
@@ -161,7 +167,29 @@ class TokenSequence:
     unmasked: np.ndarray | None = None
     """`input_ids` before some of them were masked; None if none was."""
     own: OwnInput | None = None
-    """What the model is given instead of `input_ids`, which then are the places of its tokens."""
+    """What the model is given instead of `input_ids`, or of `source_ids` if there are any, which then are the places of its
+    tokens. `inherited` belongs to these."""
+
+    @property
+    def source(self) -> "TokenSequence | None":
+        """The encoder's input, if `input_ids` are the decoder's."""
+        if self.source_ids is None:
+            return None
+        inherited = None if self.own is None else self.inherited
+        return TokenSequence(
+            self.source_ids,
+            words=self.source_words,
+            units=self.source_units,
+            row=self.row,
+            inherited=inherited,
+            own=self.own,
+        )
+
+    @property
+    def target(self) -> "TokenSequence":
+        """The sequence without what belongs to the encoder's input."""
+        alone = self.source_ids is None or self.own is None
+        return self if alone else dataclasses.replace(self, inherited=None, own=None)
 
     @property
     def all_tokens(self) -> np.ndarray:

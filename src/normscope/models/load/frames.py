@@ -36,7 +36,9 @@ def timed(model: VectorModel, extractor: SequenceFeatureExtractor) -> Geometry:
             "are none"
         )
     seconds = _seconds(model, extractor)
-    return dataclasses.replace(geometry, names=tuple(time_names(len(geometry.names), seconds)), categories={}, seconds=seconds)
+    return dataclasses.replace(
+        geometry, names=tuple(time_names(len(geometry.names), seconds)), categories={}, seconds=seconds
+    )
 
 
 def _seconds(model: VectorModel, extractor: SequenceFeatureExtractor) -> float:

@@ -15,6 +15,7 @@ from transformers.image_processing_utils import BaseImageProcessor
 from transformers.modeling_utils import PreTrainedModel
 from transformers.processing_utils import ProcessorMixin
 
+from normscope.data.options import DatasetKind
 from normscope.data.sounds import HEARD, Sound, sound_of
 from normscope.data.token_sequence import OwnInput
 from normscope.errors import InputError, describe_type, one_line
@@ -105,6 +106,11 @@ class InputReader:
     geometry: Geometry
     _given: dict[int, object] = dataclasses.field(default_factory=dict)
     """The inputs that were read, or their files, by their numbers."""
+
+    @property
+    def kind(self) -> DatasetKind:
+        """What data sets of such inputs are called."""
+        return DatasetKind.images if self.geometry.seconds is None else DatasetKind.audio
 
     @property
     def tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Models whose encoder reads a sound and whose decoder reads a text: the cross-attention from the text to the sound's frames."""
+"""Models whose encoder reads a sound and whose decoder reads a text: their cross-attention, from tokens to frames."""
 
 import copy
 from typing import Any

@@ -174,7 +174,9 @@ def _set_prompt(tokenizer: Any, language: str) -> None:
         tokenizer.set_prefix_tokens(language=language, task="transcribe", predict_timestamps=False)
         _ = tokenizer.prefix_tokens
     except ValueError as error:
-        raise InputError(f"model.target_language={language}: the tokenizer has no such language: {one_line(error)}") from error
+        raise InputError(
+            f"model.target_language={language}: the tokenizer has no such language: {one_line(error)}"
+        ) from error
 
 
 def _longest_sequence(tokenizer: PreTrainedTokenizerBase, name: str) -> int:

@@ -158,8 +158,8 @@ def speech_model(
         require_current: See `LoadedModel`.
 
     Raises:
-        InputError: If there is no tokenizer or it does not fit, or nothing says which token the decoder reads first, or in which
-            language a model of several transcribes.
+        InputError: If there is no tokenizer or it does not fit, or nothing says which token the decoder reads first, or in
+            which language a model of several transcribes.
     """
     tokenizer = tokenizer or getattr(processor, "tokenizer", None)
     if tokenizer is None:
