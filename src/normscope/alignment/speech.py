@@ -31,6 +31,7 @@ from normscope.models.facts import ModelFacts
 from normscope.results.figures import Figure
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
+from normscope.results.token_labels import labels
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.tidy import tidy
 
@@ -116,7 +117,7 @@ class SpeechAlignment(Analysis):
         self._frames.update(batch.rows, (own[..., : len(of)] for own, of in zip(frames, times, strict=True)))
         self._times.update(
             batch.rows,
-            (torch.tensor([[sound.seconds] * 2, *of]) for sound, of in zip(sounds, times, strict=True)),
+            (np.array([[sound.seconds] * 2, *of]) for sound, of in zip(sounds, times, strict=True)),
         )
         predicted = torch.nn.functional.pad(batch.input_ids[:, 1:], (0, 1))
         self._tokens.update(batch.rows, torch.stack([predicted, batch.words], dim=1))
@@ -201,7 +202,7 @@ class SpeechAlignment(Analysis):
         for token, word in tokens.T.tolist():
             if word != NO_WORD:
                 spelt[word] += self.context.vocabulary.text(token)
-        return spelt
+        return labels(spelt)
 
     def _figures(self, heads: pd.DataFrame, found: pd.DataFrame) -> Mapping[str, Figure]:
         kept = self._maps.compute()

@@ -46,14 +46,15 @@ def sentences_of(heads: pd.DataFrame, tolerance: float) -> list[Sentence]:
     for setting, row in _ROWS.items():
         best = [_of(heads, method, setting).nlargest(1, "right").iloc[0] for method in _METHODS]
         weights, vectors = (float(each["right"]) for each in best)
+        shares = brief_share(weights, vectors), brief_share(vectors, weights)
         found = [
-            f"head {each['head']} of layer {each['layer']} finds {brief_share(own, other)} by {METHOD.titles[each['method']]}"
-            for each, own, other in zip(best, (weights, vectors), (vectors, weights), strict=True)
+            f"{share} by {METHOD.title(each['method'])} (layer {each['layer']}, head {each['head']})"
+            for share, each in zip(shares, best, strict=True)
         ]
         sentences.append(
             Sentence(
-                f"In {row}, {enumeration(found)} of {counted(words, 'word')}: its largest value there is in a frame inside the "
-                f"word (± {tolerance:g} s).",
+                f"In {row}, the best head has its largest value in a frame inside the word (± {tolerance:g} s) for "
+                f"{enumeration(found)} of {counted(words, 'word')}.",
                 figure="by_head",
                 table="heads",
                 effect=vectors - weights,

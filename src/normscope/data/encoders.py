@@ -282,6 +282,10 @@ class Transcripts(OwnInputs):
     decoder_inputs: Callable[[list[int]], list[int]]
     """Turns the tokens of a transcript into those that the decoder reads."""
 
+    def whole(self, _sequences: Sequences) -> Self:
+        """The same: what is said in a recording cannot be cut as the recording is not."""
+        return self
+
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
         """Sequences of the recordings with a transcript.
 
@@ -294,7 +298,7 @@ class Transcripts(OwnInputs):
 
     def _transcribed(self, example: Example, counts: CorpusCounts) -> TokenSequence:
         annotation = Annotation(()) if example.annotation is None else example.annotation
-        spans = [(1 + start, 1 + end) for start, end in annotation.spans]
+        spans = [(start, 1 + end) for start, end in annotation.spans]  # a word has the space before it
         ids, words, owners, _ = token_words(self.sequences.tokenizer, f" {example.text_pair}", spans)
         first = int(self.decoder_inputs(ids)[:1] == ids[:1])  # some tokenizers write what others leave to the model
         most = self.sequences.max_length

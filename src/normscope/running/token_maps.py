@@ -316,7 +316,7 @@ def without_values(model: LoadedModel, batch: Batch) -> TokenMap:
     The title is the text as the tokenizer decodes it, source → target in an encoder–decoder's decoder, or an input's own.
     """
     sides = [batch] if batch.source is None else [batch.source, batch]
-    queries, keys = (side.unit_texts(model.tokenizer) for side in (batch, batch.keys))
+    queries, keys = (_texts_of(model, side) for side in (batch, batch.keys))
     special = set(map(str, model.tokenizer.all_special_tokens))
     tree = None
     words: tuple[tuple[int, ...] | None, tuple[int, ...] | None] = None, None
@@ -328,10 +328,11 @@ def without_values(model: LoadedModel, batch: Batch) -> TokenMap:
     query_words, key_words = words if None not in words else (None, None)
     return TokenMap(
         title=" → ".join(
-            str(model.tokenizer.decode(side.input_ids[0].tolist(), skip_special_tokens=True)) for side in sides
-        )
-        if batch.own is None
-        else batch.own.titles[0],
+            str(model.tokenizer.decode(side.input_ids[0].tolist(), skip_special_tokens=True))
+            if side.own is None
+            else side.own.titles[0]
+            for side in sides
+        ),
         queries=queries,
         keys=keys,
         is_cross_attention=batch.is_cross_attention,
@@ -341,6 +342,13 @@ def without_values(model: LoadedModel, batch: Batch) -> TokenMap:
         unit=str(Level.token if batch.units is None else Level.word),
         image=patched_image(model, batch),
     )
+
+
+def _texts_of(model: LoadedModel, side: Batch) -> tuple[str, ...]:
+    """What the tokens of a batch of one are called, or its words."""
+    if side.own is None or model.reader is None:
+        return side.unit_texts(model.tokenizer)
+    return tuple(model.reader.names[place] for place in side.input_ids[0].tolist())
 
 
 def patched_image(model: LoadedModel, batch: Batch) -> PatchedImage | None:
