@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from normscope.data.annotation import spaced_words
 from normscope.data.examples import Annotation, Corpus, Example
 from normscope.data.lines import Malformed, count, kind, lines
@@ -99,29 +102,31 @@ def recording(row: object, where: str, folder: Path = Path()) -> Example:
     """A recording with what is said in it.
 
     Args:
-        row: A mapping as in `FORMAT`.
+        row: A mapping as in `FORMAT`. From Python, `audio` may also be samples; see `sound_of`.
         where: The row, for messages.
         folder: Where files are that are named without one.
 
     Raises:
         InputError: If it is no such mapping.
     """
-    if not isinstance(row, Mapping) or not isinstance(row.get("audio"), str | Path):
+    audio = row.get("audio") if isinstance(row, Mapping) else None
+    if not isinstance(row, Mapping) or not isinstance(audio, str | Path | np.ndarray | Tensor):
         raise InputError(f"{where}: expected {FORMAT}, got {printable(repr(row), 60)}")
     text = row.get("text")
     if text is not None and (not isinstance(text, str) or not text.strip()):
         raise InputError(f"{where}: text: expected what is said, got {printable(repr(text), 60)}")
-    path = folder / Path(row["audio"]).expanduser()
+    given = folder / Path(audio).expanduser() if isinstance(audio, str | Path) else audio
+    name = given.name if isinstance(given, Path) else "audio"
     times = None if row.get("times") is None else _times(row["times"], f"{where}: times")
     if times is None:
-        return Example(path.name, text, given=path)
+        return Example(name, text, given=given)
     spans = spaced_words(text or "")
     if len(spans) != len(times):
         raise InputError(
             f"{where}: times: expected a start and an end for each word of the text between spaces, {len(spans)}, got "
             f"{len(times)}"
         )
-    return Example(path.name, text, given=path, annotation=Annotation(tuple(spans), times=times))
+    return Example(name, text, given=given, annotation=Annotation(tuple(spans), times=times))
 
 
 def _times(given: Any, where: str) -> tuple[tuple[float, float], ...]:

@@ -265,7 +265,7 @@ class OwnInputs(ExampleEncoder):
         """The tokens of one input; what was made of a sound's samples is a remark."""
         own, inherited = self.reader.read(example.given), None
         for sound in own.sounds:
-            counts.remarks.update([f"read as {sound.remark}"] if sound.remark else [])
+            counts.remarks.update([sound.remark] if sound.remark else [])
             frame, silence = (self.sequences.categories.names.index(each) for each in self.reader.inherited)
             inherited = np.where(sound.silent, silence, frame)
         return TokenSequence(np.arange(self.reader.tokens), own=own, row=example.row, inherited=inherited)
