@@ -134,6 +134,7 @@ def figures_of(
         titles,
         wave,
         seconds,
+        seconds,
         spans=list(zip(*(found.drop_duplicates("word")[end].tolist() for end in ("start", "end")), strict=True)),
         caption=f"Row {found['row'].iloc[0]} of the corpus: what each frame of the sound gives to each word in the row that "
         "predicts it, in the best head by weights and by vectors. Shaded: when the word is spoken.",

@@ -288,12 +288,14 @@ class SoundMaps:
     """What the frames of a sound give, over time, below its wave: a curve for each row, in panels with scales of their own."""
 
     table: pd.DataFrame
-    """The columns `panel`, `row` from 0, `label` of the row, `frame` from 0, and `value`, which is not negative."""
+    """The columns `panel`, `row` from 0, `label` of the row, `place` in time from 0, and `value`, which is not negative."""
     low: Sequence[float]
     """The lowest sample of each frame, from −1 to 1."""
     high: Sequence[float]
     """The highest one."""
     seconds: float
+    """From one value to the next."""
+    wave_seconds: float
     """From one frame to the next."""
     panel_titles: Mapping[str, str]
     caption: str
@@ -304,11 +306,12 @@ class SoundMaps:
     @classmethod
     def of(
         cls,
-        values: Mapping[str, Float[np.ndarray, "row frame"]],
+        values: Mapping[str, Float[np.ndarray, "row place"]],
         labels: Sequence[str],
         panel_titles: Mapping[str, str],
         wave: Float[np.ndarray, "frame 2"],
         seconds: float,
+        wave_seconds: float,
         spans: Sequence[tuple[float, float]] = (),
         *,
         caption: str,
@@ -325,16 +328,16 @@ class SoundMaps:
             {"label": np.array(labels, dtype=object)[:, None], "value": np.stack([*values.values()]).astype(float)},
             panel=list(values),
             row=range(len(labels)),
-            frame=range(len(wave)),
+            place=range(next(iter(values.values())).shape[1]),
         )
         low, high = (tuple(map(float, ends)) for ends in wave.T)
         starts, ends = (tuple(float(span[end]) for span in spans) for end in (0, 1))
-        return cls(cells, low, high, seconds, panel_titles, caption, starts, ends)
+        return cls(cells, low, high, seconds, wave_seconds, panel_titles, caption, starts, ends)
 
     def rows_of(self, panel: str) -> pd.DataFrame:
-        """The curves of a panel: a row for each, with its label, and a column for each frame."""
+        """The curves of a panel: a row for each, with its label, and a column for each value."""
         cells = self.table[self.table["panel"] == panel]
-        return cells.pivot(index=["row", "label"], columns="frame", values="value").reset_index("row", drop=True)
+        return cells.pivot(index=["row", "label"], columns="place", values="value").reset_index("row", drop=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,8 +23,8 @@ def sound_maps(figure: SoundMaps, width: float) -> Canvas:
     heights = [_WAVE, *(_ALONE if len(rows) == 1 else _ROW * len(rows) for rows in panels.values())]
     canvas = Canvas(figsize=(width, sum(heights) + _AROUND * (len(heights) + 1)), layout="constrained")
     axes = canvas.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
-    times = np.arange(len(figure.low) + 1) * figure.seconds
-    _draw_wave(axes[0], times, figure)
+    times = np.arange(1 + next(iter(panels.values())).shape[1]) * figure.seconds
+    _draw_wave(axes[0], figure)
     for below, (title, rows) in zip(axes[1:], panels.items(), strict=True):
         below.set_title(fitted(title, width - 0.8))
         _draw_rows(below, times, rows.to_numpy(dtype=float), [str(label) for label in rows.index], figure)
@@ -33,7 +33,8 @@ def sound_maps(figure: SoundMaps, width: float) -> Canvas:
     return canvas
 
 
-def _draw_wave(axes: Axes, times: np.ndarray, figure: SoundMaps) -> None:
+def _draw_wave(axes: Axes, figure: SoundMaps) -> None:
+    times = np.arange(len(figure.low) + 1) * figure.wave_seconds
     largest = max(map(abs, (*figure.low, *figure.high)), default=0.0) or 1.0
     low, high = (np.append(ends, ends[-1]) / largest for ends in (figure.low, figure.high))
     axes.fill_between(times, low, high, step="post", color=FAINT, linewidth=0)
