@@ -346,7 +346,7 @@ def without_values(model: LoadedModel, batch: Batch) -> TokenMap:
         query_words=query_words,
         key_words=key_words,
         tree=tree,
-        unit=str(Level.token if batch.keys.units is None else Level.word if sound is None else STRETCH),
+        unit=str(_unit_of(batch)),
         image=patched_image(model, batch),
         sound=sound,
     )
@@ -358,6 +358,13 @@ def _texts_of(model: LoadedModel, side: Batch) -> tuple[str, ...]:
         return side.unit_texts(model.tokenizer)
     places = side.input_ids[0].tolist() if side.units is None else side.partition.first[0].tolist()
     return tuple(model.reader.names[place] for place in places)
+
+
+def _unit_of(batch: Batch) -> str:
+    """What the queries of a batch are called."""
+    if batch.units is None or (batch.is_cross_attention and batch.keys.own is not None):
+        return Level.token
+    return Level.word if batch.own is None else STRETCH
 
 
 def heard_sound(side: Batch) -> HeardSound | None:
@@ -378,7 +385,9 @@ def _in_stretches(sequence: TokenSequence, most: int) -> TokenSequence:
     each = math.ceil(sound.frames / most)
     places = np.arange(len(sound.loudness))
     units = np.where(places < sound.frames, places // each, NO_WORD)
-    return dataclasses.replace(sequence, **{"units" if sequence.source_ids is None else "source_units": units})
+    if sequence.source_ids is None:
+        return dataclasses.replace(sequence, units=units)
+    return dataclasses.replace(sequence, units=np.arange(len(sequence.input_ids)), source_units=units)
 
 
 def patched_image(model: LoadedModel, batch: Batch) -> PatchedImage | None:

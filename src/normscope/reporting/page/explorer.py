@@ -256,8 +256,8 @@ def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
         )
     if any(each.sound is not None for each in maps):
         how += (
-            " The curves show what one part of the sound receives from each other: click a time to choose the part that is spoken "
-            "then. Padding after the sound is left out."
+            f" The curves show what one {unit} receives from each part of the sound, without padding after it; click a "
+            f"{'row of a map' if is_cross_attention else 'time'} to choose the {unit}."
         )
     title = f"Explorer: what each {unit} adds" if of_targets else f"Explorer: {unit} by {unit}"
     place = Markup('<div id="explorer-root"></div>')
