@@ -1,7 +1,8 @@
-"""Writes docs/reference/architectures.csv: what can be observed in every text architecture of the installed transformers.
+"""Writes docs/reference/architectures.csv and towers.csv: what can be observed in every architecture of transformers.
 
-`python -m docs.architectures` reads what each is from its default config, with a model without weights. This takes
-minutes, so the site reads the file, and a slow test compares some of its rows.
+`python -m docs.architectures` reads what each architecture of texts is from its default config, with a model without weights,
+and loads a tiny model of each that reads images or sound (see `docs/towers.py`). This takes minutes, so the site reads the
+files, and slow tests compare some of their rows. `python -m docs.architectures NAME …` reads some of them again.
 """
 
 import contextlib
@@ -11,9 +12,9 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import transformers
 from transformers import CONFIG_MAPPING
@@ -24,11 +25,13 @@ from transformers.models.auto.modeling_auto import (
     MODEL_MAPPING_NAMES,
 )
 
+from docs.towers import Tower, tower_row, towers
 from normscope.errors import InputError
 from normscope.models.facts import ModelFacts, StackName
 from normscope.models.observe.reading import facts_of_config
 
 PAGE = Path(__file__).parent / "reference" / "architectures.csv"
+TOWERS = PAGE.with_name("towers.csv")
 LISTS = {
     "masked": MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     "causal": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -203,36 +206,62 @@ def _complete(config: Any) -> None:
 
 
 def stored() -> list[Row]:
-    """The rows of the file."""
+    """The rows of the file of architectures that read texts."""
     with PAGE.open(newline="") as file:
         return [Row(**row) for row in csv.DictReader(file)]
 
 
+def stored_towers() -> list[Tower]:
+    """The rows of the file of those that read images or sound."""
+    with TOWERS.open(newline="") as file:
+        return [Tower(**row) for row in csv.DictReader(file)]
+
+
 def main() -> None:
-    """Write the file; with arguments, infer the named architectures again and keep the other rows."""
+    """Write the files; with arguments, read the named architectures again and keep the other rows."""
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    names = sys.argv[1:] or architectures()
-    found: list[Row] = []
-    for name in names:
-        signal.signal(signal.SIGALRM, functools.partial(_too_long, name))
-        signal.alarm(_SECONDS)
-        try:
-            found.extend(rows(name))
-        except _TooLongError:
-            found.append(
-                Row(name, "", "", "", "no", "", f"a forward pass over two texts takes more than {_SECONDS} seconds")
-            )
-        finally:
-            signal.alarm(0)
-        print(*found[-1], sep=" | ", flush=True)
-    written = {row.model_type: [each for each in found if each.model_type == row.model_type] for row in found}
-    known = {row.model_type: [each for each in stored() if each.model_type == row.model_type] for row in stored()}
-    with PAGE.open("w", newline="") as file:
+    named, reads = sys.argv[1:], towers()
+    texts = {name: _in_time(name, rows) for name in architectures() if not named or name in named}
+    _write(PAGE, Row._fields, architectures(), texts, stored())
+    of_towers = {name: _in_time(name, _rows_of_tower) for name in reads if not named or name in named}
+    _write(TOWERS, Tower._fields, reads, of_towers, stored_towers() if TOWERS.exists() else [])
+
+
+def _rows_of_tower(model_type: str) -> Iterator[Tower]:
+    yield tower_row(model_type, towers()[model_type])
+
+
+T = TypeVar("T", Row, Tower)
+
+
+def _in_time(name: str, read: Callable[[str], Iterable[T]]) -> list[T]:
+    """The rows of an architecture; one that says so if reading them takes too long."""
+    signal.signal(signal.SIGALRM, functools.partial(_too_long, name))
+    signal.alarm(_SECONDS)
+    try:
+        found = list(read(name))
+    except _TooLongError:
+        too_long = f"a forward pass takes more than {_SECONDS} seconds"
+        kind = Tower if read is _rows_of_tower else Row
+        values = {"model_type": name, "network": "no", "reason": too_long, "reads": towers().get(name, "")}
+        found = [kind(**{field: values.get(field, "") for field in kind._fields})]  # type: ignore[list-item]
+    finally:
+        signal.alarm(0)
+    for row in found:
+        print(*row, sep=" | ", flush=True)
+    return found
+
+
+def _write(
+    path: Path, fields: Sequence[str], names: Iterable[str], found: Mapping[str, list[T]], known: Sequence[T]
+) -> None:
+    """Write the rows that have been found, and those that are known of other architectures."""
+    with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Row._fields)
-        for name in architectures():
-            writer.writerows(written.get(name, known.get(name, [])))
+        writer.writerow(fields)
+        for name in names:
+            writer.writerows(found.get(name, [row for row in known if row.model_type == name]))
 
 
 class _TooLongError(BaseException):

@@ -70,7 +70,7 @@ def hearing():
 
 
 def test_frames_are_named_by_when_they_begin(hearing):
-    assert hearing.reader.geometry.seconds == pytest.approx(0.02)
+    assert hearing.reader.seconds == pytest.approx(0.02)
     assert hearing.reader.names == tuple(f"{number / 50:.2f} s" for number in range(50))
     assert time_names(3, 0.0125) == ["0.0000 s", "0.0125 s", "0.0250 s"]
     assert time_names(2, 0.04) == ["0.00 s", "0.04 s"]
@@ -90,7 +90,7 @@ def test_frames_and_silence_are_categories(hearing):
     samples = sound(0.5)
     samples[RATE // 5 : RATE * 3 // 10] *= 1e-3  # 0.2 to 0.3 s
     result = normscope.run("norms", model=hearing, texts=[samples])
-    table = result.tables["shares"] if "shares" in result.tables else result.table
+    table = result.tables.get("shares", result.table)
     assert {"frame", "silence"} <= set(table["category"])
     batch = batch_from_texts(hearing, samples)
     names = ("cls", "sep", "mask", "punctuation", "other", "frame", "silence")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -166,7 +167,11 @@ def listed(texts: ManyTexts, *, of_text: bool = True) -> list[Any]:
         InputError: If one is neither a text nor a pair, or there is none.
     """
     given: Any = plain_ids(texts) if of_text else texts
-    single = isinstance(given, str | tuple | np.ndarray) or is_ids(given) or not isinstance(given, Iterable)
+    single = (
+        isinstance(given, str | tuple | np.ndarray | torch.Tensor | Mapping)
+        or is_ids(given)
+        or not isinstance(given, Iterable)
+    )
     found: list[Any] = [given] if single else list(given)
     if not found:
         raise InputError("texts: expected at least one text, got none")

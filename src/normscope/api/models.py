@@ -1,6 +1,6 @@
 """Models for the Python interface: by name, or already in memory."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,8 @@ def wrap(
     *,
     stack: Choice[ModelStack] | None = None,
     inputs: Callable[..., Any] | None = None,
-    tokens: Sequence[str] | None = None,
+    tokens: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+    example: object = None,
 ) -> LoadedModel:
     """Prepare a model that is already in memory, and verify that it can be observed exactly.
 
@@ -136,14 +137,18 @@ def wrap(
             a vector for each token, your own code included. All weights must be on one device.
         tokenizer: The model's tokenizer. Without one, a text is the names of its tokens, separated by spaces (`"5 7 12"`), or a
             list of token ids. For a model of images or audio, its processor, or a function of an image that returns the keyword
-            arguments of `forward`.
+            arguments of `forward`. For a model of any other vectors (`inputs_embeds`, a time series, the features of a table),
+            a function of an input, with `example`.
         stack: Which attention of an encoder–decoder: `encoder` (the default), `decoder` or `cross`.
         inputs: For modules that are not from transformers: a function of ids and mask (1 at tokens, 0 at padding), both of
             shape (text, token), that returns the keyword arguments (a dict), the positional arguments (a tuple) or the
             only argument of the module's `forward`. By default, `forward` gets the ids, and also the mask if it has an
             `attention_mask` parameter. A bidirectional module that does not mask padding is given only texts of equal
             length in one batch.
-        tokens: The name of each token id, for a model without a tokenizer; by default, the ids are their names.
+        tokens: The name of each token id, for a model without a tokenizer; by default, the ids are their names. For a model of
+            vectors, the names of an input's tokens in order, or a mapping of categories to names; an input may have fewer
+            tokens. By default, tokens are named by what their vectors depend on, or numbered.
+        example: An input of the function, which is then given whatever you pass instead of images. Its shapes are read.
 
     Examples:
         >>> import normscope, torch
@@ -158,7 +163,9 @@ def wrap(
     """
     with python_call(), drawing():  # as its forward may
         chosen = _stack(stack)
-        wrapped = wrap_model(model, tokenizer, None if chosen is None else chosen.value, inputs=inputs, tokens=tokens)
+        wrapped = wrap_model(
+            model, tokenizer, None if chosen is None else chosen.value, inputs=inputs, tokens=tokens, example=example
+        )
         _ = wrapped.verification  # made here
     return wrapped
 

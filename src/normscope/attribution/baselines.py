@@ -50,7 +50,9 @@ def baseline_scores(
     mask = inputs["attention_mask"].bool()
     with torch.inference_mode(False), torch.enable_grad():
         given = {name: tensor.clone() for name, tensor in inputs.items()}
-        embeddings = module(given["input_ids"]).detach().requires_grad_()
+        made_of_inputs = getattr(model, "entering", None)  # in a model of images or audio
+        vectors = module(given["input_ids"]) if made_of_inputs is None else made_of_inputs(**given)
+        embeddings = vectors.detach().requires_grad_()
         with torch.no_grad():
             untouched = readout.answers(readout.model(**given), given)
 

@@ -424,10 +424,11 @@ def _check_companions(sequences: Sequence[TokenSequence], batching: Batching) ->
 
 
 def _length(sequence: TokenSequence) -> int:
-    return max(_lengths(sequence))
+    return max(_lengths(sequence)[:3])
 
 
 def _lengths(sequence: TokenSequence) -> tuple[int, ...]:
-    """The lengths of all texts of an example."""
+    """The lengths of all texts of an example, and the sizes of an input that is no text."""
     others = (sequence.source_ids, None if sequence.second is None else sequence.second.input_ids)
-    return len(sequence.input_ids), *(0 if ids is None else len(ids) for ids in others)
+    sizes = () if sequence.own is None else (size for each in sequence.own.arguments.values() for size in each.shape)
+    return len(sequence.input_ids), *(0 if ids is None else len(ids) for ids in others), *sizes

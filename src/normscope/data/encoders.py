@@ -258,17 +258,16 @@ class OwnInputs(ExampleEncoder):
     reader: ReadsInputs
 
     def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
-        """The sequences of the examples, whose tokens are numbered by their places."""
+        """The sequences of the examples; the category of a token depends on its input."""
         return [self.read(example, counts) for example in examples]
 
     def read(self, example: Example, counts: CorpusCounts) -> TokenSequence:
-        """The tokens of one input; what was made of a sound's samples is a remark."""
-        own, inherited = self.reader.read(example.given), None
-        for sound in own.sounds:
-            counts.remarks.update([sound.remark] if sound.remark else [])
-            frame, silence = (self.sequences.categories.names.index(each) for each in self.reader.inherited)
-            inherited = np.where(sound.silent, silence, frame)
-        return TokenSequence(np.arange(self.reader.tokens), own=own, row=example.row, inherited=inherited)
+        """The tokens of one input; what was done to a sound's samples is a remark."""
+        own = self.reader.read(example.given)
+        counts.remarks.update(sound.remark for sound in own.sounds if sound.remark)
+        ids, kinds = self.reader.tokens(own)
+        inherited = self.sequences.categories.of_words(np.arange(len(ids)), kinds)
+        return TokenSequence(np.asarray(ids), own=own, row=example.row, inherited=inherited)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -68,13 +68,13 @@ class Encoder:
         self._rule = AS_GIVEN if separate or as_given else model.rule
         chat = options.chat_template or self._rule.chat is not None
         column = options.categories if isinstance(options.categories, str) else None
-        own = {} if model.reader is None else model.reader.categories
+        of_tokens = values if model.reader is None else model.reader.categories
         self.categories = TokenCategories.of(
             model.tokenizer,
             model.vocabulary,
-            own if column is not None else {**own, **options.categories},
+            None if isinstance(options.categories, str) else options.categories,
             causal=model.causal,
-            column=CONVERSATION_PARTS if chat else values if model.reader is None else model.reader.inherited,
+            column=CONVERSATION_PARTS if chat else of_tokens,
         )
         longest = options.max_length or model.max_length
         _check(model, options, longest, separate=separate)

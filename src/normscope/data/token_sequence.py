@@ -59,7 +59,7 @@ class OwnInput:
     """What a model is given that reads images or other vectors instead of token ids."""
 
     arguments: Mapping[str, Tensor]
-    """Keyword arguments of the model, each with an axis of inputs first."""
+    """Keyword arguments of the model, each with an axis of inputs first; of a single input, as the model takes them."""
     titles: tuple[str, ...]
     """What each input is called: the name of its file."""
     sounds: tuple[Sound, ...] = ()
@@ -74,6 +74,8 @@ class OwnInput:
 
     def part(self, start: int, stop: int) -> "OwnInput":
         """Some of the inputs."""
+        if len(self.titles) == 1:
+            return self
         arguments = {name: given[start:stop] for name, given in self.arguments.items()}
         return OwnInput(arguments, self.titles[start:stop], self.sounds[start:stop])
 
@@ -90,7 +92,8 @@ class OwnInput:
         digest = hashlib.sha256()
         for name, given in sorted(self.arguments.items()):
             digest.update(name.encode())
-            digest.update(given[row].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            one = given if len(self.titles) == 1 else given[row : row + 1]
+            digest.update(one.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return int.from_bytes(digest.digest()[:_BYTES], "little")
 
 
@@ -104,23 +107,17 @@ class ReadsInputs(Protocol):
         ...
 
     @property
-    def tokens(self) -> int:
-        """Number of tokens of each input."""
-        ...
-
-    @property
     def names(self) -> Sequence[str]:
-        """The names of these tokens."""
+        """All names of tokens; the place of each is its number."""
         ...
 
     @property
-    def categories(self) -> Mapping[str, list[str]]:
-        """The names of the tokens of each category."""
+    def categories(self) -> Sequence[str]:
+        """The categories that tokens may have."""
         ...
 
-    @property
-    def inherited(self) -> Sequence[str]:
-        """The categories that tokens have by what is in an input: whether a frame is silent."""
+    def tokens(self, own: OwnInput) -> tuple[list[int], list[str]]:
+        """The numbers of an input's tokens, and the category of each."""
         ...
 
     def read(self, given: object) -> OwnInput:

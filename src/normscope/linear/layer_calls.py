@@ -32,18 +32,26 @@ class LayerCall(NamedTuple):
 
     @property
     def place(self) -> int | str | None:
-        """Where among the arguments the vectors are that enter the layer: the first tensor that can hold them."""
+        """Where among the arguments the vectors are that enter the layer: the first tensor that can hold them.
+
+        It has three axes if any has. Those of texts and tokens may be one axis, and those of tokens several.
+        """
         if _are_vectors(self.kwargs.get("hidden_states")) and not self.args:
             return "hidden_states"
         given: Iterable[tuple[int | str, Any]] = [*enumerate(self.args), *self.kwargs.items()]
-        return next((place for place, value in given if _are_vectors(value)), None)
+        found = [place for place, value in given if _are_vectors(value)]
+        others = (place for place, value in given if isinstance(value, Tensor) and value.is_floating_point())
+        return next((place for place in (*found, *others) if self._at(place).ndim > 1), None)
+
+    def _at(self, place: int | str) -> Tensor:
+        found: Tensor = self.kwargs[place] if isinstance(place, str) else self.args[place]
+        return found
 
     @property
     def vectors(self) -> Tensor:
         """The vectors that enter the layer."""
         place = self.place
-        found: Tensor = self.kwargs[place] if isinstance(place, str) else self.args[place or 0]
-        return found
+        return self._at(0 if place is None else place)
 
     def having(self, vectors: Tensor) -> "LayerCall":
         """The same with other vectors."""
@@ -174,7 +182,7 @@ class LayerCalls:
         axes = self._axes_of(call.vectors)
         new = self.enter(number, axes.by_text(call.vectors, self.texts))
         if new is not None:
-            new = axes.by_model(new)
+            new = axes.by_model(new, call.vectors.shape)
             call = call.having(new if self.places.starts is None else call.vectors.copy_(new))
         self.begin(number, call.vectors)
         return call
@@ -184,8 +192,9 @@ class LayerCalls:
 
 
 def vectors_of(output: Any) -> Tensor | None:
-    """The hidden vectors in what a layer returns: the first tensor that can hold them."""
-    return next(filter(_are_vectors, tensors_in(output)), None)
+    """The hidden vectors in what a layer returns: the first tensor that can hold them, with three axes if any has."""
+    others = (each for each in tensors_in(output) if each.is_floating_point() and each.ndim > 1)
+    return next(filter(_are_vectors, tensors_in(output)), next(others, None))
 
 
 def _may_hold_layers(entries: nn.Module) -> bool:

@@ -339,14 +339,38 @@ def _found_columns(computed: Computed, layer: Layer) -> HeadColumns | None:
     inputs = layer.inputs
     if again is None or inputs is None:
         return None
-    texts, tokens = inputs.shape[:2]
+    rows = _outputs_of_columns(again, layer, inputs.shape[:2])
+    found = _read_by_heads(rows)
+    if found is None:  # positions may turn some tokens alone: patches, but not [CLS]
+        others = _outputs_of_columns(again, layer, inputs.shape[:2], from_end=True)
+        more, fewer = ((each != 0).sum(dim=(1, 2), keepdim=True) for each in (others, rows))
+        found = _read_by_heads(others.where(more > fewer, rows))
+    return found
+
+
+def _outputs_of_columns(
+    again: Rerun, layer: Layer, size: Sequence[int], *, from_end: bool = False
+) -> Float[Tensor, "output head head_dim"]:
+    """What is made of each output of a linear layer alone: every token reads another one.
+
+    Args:
+        size: Numbers of texts and tokens.
+        from_end: Whether the last token reads the first output.
+    """
     rows = []
-    for first in range(0, layer.columns, texts * tokens):  # every token reads another output
-        units = torch.zeros(texts * tokens, layer.columns, dtype=layer.blank.dtype, device=layer.blank.device)
+    for first in range(0, layer.columns, size[0] * size[1]):
+        units = torch.zeros(size[0] * size[1], layer.columns, dtype=layer.blank.dtype, device=layer.blank.device)
         units.diagonal(first).fill_(1)
-        made = again.of(layer.as_output(units.unflatten(0, (texts, tokens))))
-        rows.append(by_head(made, texts).transpose(1, 2).flatten(0, 1))
-    sizes, places = torch.cat(rows)[: layer.columns].abs().topk(min(3, layer.columns), dim=0)
+        units = units.flip(0) if from_end else units
+        made = by_head(again.of(layer.as_output(units.unflatten(0, tuple(size)))), size[0])
+        made = made.transpose(1, 2).flatten(0, 1)
+        rows.append(made.flip(0) if from_end else made)
+    return torch.cat(rows)[: layer.columns].abs()
+
+
+def _read_by_heads(rows: Float[Tensor, "output head head_dim"]) -> HeadColumns | None:
+    """The outputs that make each dimension of heads; None if there are more than two, or none."""
+    sizes, places = rows.topk(min(3, len(rows)), dim=0)
     largest = sizes[0]
     if not bool(largest.all()) or bool((sizes[2:] > _NEARLY_ZERO * largest).any()):
         return None

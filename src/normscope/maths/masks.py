@@ -270,8 +270,13 @@ def mask_of(mask: Shaped[Tensor, "#batch #head #query #key"], lengths: tuple[int
         term = mask if of_scores else additive_mask(mask, torch.float32)
         bias = term.masked_fill(hidden_to_all, 0.0).expand(-1, -1, *lengths)
     visible = (~hidden_to_all).expand(-1, -1, *lengths)
+
+    def allowed(sequence: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        row = sequence.clamp(max=len(visible) - 1)  # one mask may be that of all texts
+        return visible.to(key.device)[row, head, query, key]
+
     return Mask(
-        allowed=lambda sequence, head, query, key: visible.to(key.device)[sequence, head, query, key],
+        allowed=allowed,
         bias=bias,
         arbitrary=True,
     )

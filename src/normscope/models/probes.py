@@ -62,7 +62,13 @@ def _counts_up(ids: Tensor, length: int) -> bool:
 
 
 def equal_tokens(model: PreTrainedModel, length: int, *, reads_target: bool) -> dict[str, Tensor]:
-    """A text of one token, repeated, as the source and, if the model reads a target text, as that too."""
+    """A text of one token, repeated, as the source and, if the model reads a target text, as that too.
+
+    A model that is given vectors reads an input of its own size.
+    """
+    if of_vectors := getattr(model, "random_batch", None):
+        vectors: dict[str, Tensor] = of_vectors(1)
+        return vectors
     # Some models find their positions by looking for padding: none may stand among the tokens.
     token = 1 if padding_of(model) == 0 else 0
     inputs = {"input_ids": torch.full((1, length), token, device=execution_device(model))}
@@ -159,6 +165,9 @@ def random_batch(model: Any, lengths: Sequence[int], targets: Sequence[int] | No
     Raises:
         NotRecognisedError: If the model has no token embeddings.
     """
+    if of_vectors := getattr(model, "random_batch", None):  # of the size of its inputs
+        vectors: dict[str, Tensor] = of_vectors(len(lengths))
+        return vectors
     try:  # a Marian model may have two vocabularies
         readers = [model] if targets is None else [model, model.get_decoder()]
         vocabularies = [embeddings_of(reader).num_embeddings for reader in readers]

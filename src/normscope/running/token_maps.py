@@ -392,10 +392,10 @@ def _in_stretches(sequence: TokenSequence, most: int) -> TokenSequence:
 
 def patched_image(model: LoadedModel, batch: Batch) -> PatchedImage | None:
     """The image whose patches are the tokens of a batch of one."""
-    if model.reader is None or batch.own is None or model.reader.geometry.grid is None:
+    if model.reader is None or batch.own is None:
         return None
-    pixels = model.reader.pixels(batch.own)
-    return None if pixels is None else PatchedImage(pixels, model.reader.geometry.grid, batch.own.titles[0])
+    grid, pixels = model.reader.geometry(batch.own).grid, model.reader.pixels(batch.own)
+    return None if grid is None or pixels is None else PatchedImage(pixels, grid, batch.own.titles[0])
 
 
 def _annotated(batch: Batch) -> tuple[tuple[int, ...], DependencyTree] | None:

@@ -244,6 +244,35 @@ class AnyModule(PreTrainedModel):
         return _PROBE[1]
 
 
+class PlainModule(PreTrainedModel):
+    """A module that is given vectors, and looks like a transformers model from outside.
+
+    Args:
+        module: The module, in evaluation mode.
+    """
+
+    config_class = PretrainedConfig
+
+    def __init__(self, module: nn.Module) -> None:
+        config = PretrainedConfig()
+        config.model_type = config.name_or_path = type(module).__name__
+        config._attn_implementation = "eager"
+        super().__init__(config)
+        self.module = module
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        return False
+
+    def set_experts_implementation(self, experts_implementation: Any) -> None:
+        """Do nothing: the module has no other implementations to choose from."""
+
+    def forward(self, *args: Any, **inputs: Any) -> BaseModelOutput:
+        """Run the module. Its output is the first tensor that it returns."""
+        tensors = (each for each in tree_iter(self.module(*args, **inputs)) if isinstance(each, Tensor))
+        return BaseModelOutput(last_hidden_state=next(tensors, None))
+
+
 class _ThroughEmbedding(TorchFunctionMode):
     """Lets an embedding look up what a module looks up in its table by itself, so that the embedding can be hooked."""
 

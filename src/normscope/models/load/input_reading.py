@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.processing_utils import ProcessorMixin
 
 from normscope.data.options import DatasetKind
-from normscope.data.sounds import HEARD, Sound, sound_of
+from normscope.data.sounds import FRAME, HEARD, SILENCE, Sound, sound_of
 from normscope.data.token_sequence import OwnInput
 from normscope.errors import InputError, describe_type, one_line
-from normscope.models.load.vectors import Geometry
+from normscope.models.load.vectors import Geometry, Positions
 
 Processor = BaseImageProcessor | SequenceFeatureExtractor | ProcessorMixin | Callable[[Any], Mapping[str, Any]]
 """A processor of transformers, or a function of an image that returns keyword arguments of the model."""
@@ -40,17 +40,28 @@ def own_processor(processor: Any) -> Any:
     return next((part for part in parts if part is not None), processor)
 
 
-def probe_of(processor: Any, model: PreTrainedModel) -> dict[str, Tensor]:
-    """What a processor makes of an input without content.
+def probe_of(processor: Any, model: PreTrainedModel, example: object = None) -> dict[str, Tensor]:
+    """What a processor makes of an input without content, or of an example.
 
     Raises:
         InputError: If it fails, or makes nothing that the model reads.
     """
+    return prepared(processor, _nothing_of(processor, _PROBE) if example is None else example, model)
+
+
+def makes_sizes(processor: Any, model: PreTrainedModel, probe: Mapping[str, Tensor]) -> bool:
+    """Whether a processor makes inputs of several sizes, because it neither resizes nor pads them to one."""
+    other = prepared(processor, _nothing_of(processor, _PROBE + _PROBE // 2), model)
+    return any(each.shape != probe[name].shape for name, each in other.items())
+
+
+def _nothing_of(processor: Any, width: int) -> object:
+    """An input without content: as many seconds as `_PROBE` is part of a width, or an image."""
     if isinstance(processor, SequenceFeatureExtractor):
-        return prepared(processor, np.zeros(rate_of(processor), dtype=np.float32), model)
+        return np.zeros(rate_of(processor) * width // _PROBE, dtype=np.float32)
     from PIL import Image
 
-    return prepared(processor, Image.new("RGB", (_PROBE, _PROBE), (128, 128, 128)), model)
+    return Image.new("RGB", (width, _PROBE), (128, 128, 128))
 
 
 def prepared(processor: Any, given: object, model: PreTrainedModel) -> dict[str, Tensor]:
@@ -69,18 +80,31 @@ def prepared(processor: Any, given: object, model: PreTrainedModel) -> dict[str,
             else:
                 made = processor(given)
     except Exception as error:  # somebody else's code
-        raise InputError(f"{type(processor).__name__} fails on {describe_type(given)}: {one_line(error)}") from error
+        named, advice = type(processor).__name__, ""
+        if inspect.isroutine(processor):
+            named, advice = (
+                getattr(processor, "__name__", named),
+                "; if it takes no image, pass example=, an input that it takes",
+            )
+        raise InputError(f"{named} fails on {describe_type(given)}: {one_line(error)}{advice}") from error
     if not isinstance(made, Mapping):
         raise InputError(
             f"processor: expected a function that returns keyword arguments of the model (a dict), got {describe_type(made)}"
         )
-    parameters = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(getattr(model, "module", model).forward).parameters
     arguments = {
         name: torch.as_tensor(value) for name, value in made.items() if name in parameters and value is not None
     }
+    mask = arguments.pop("attention_mask", None)  # inputs are prepared one by one, so there is no padding to mask
+    if mask is not None and not bool(mask.bool().all()):
+        raise InputError(
+            f"processor: expected an input without padding, got {int((mask == 0).sum()):,} of {mask.numel():,} masked; make "
+            "it pad nothing (padding=False)"
+        )
     if not any(each.is_floating_point() for each in arguments.values()):
         raise InputError(
-            f"processor: expected pixels or samples that {type(model).__name__} reads, got {', '.join(made) or 'nothing'}"
+            f"processor: expected pixels, samples or vectors that {type(model).__name__} reads, got "
+            f"{', '.join(map(str, made)) or 'nothing'}"
         )
     where = next(model.parameters())
     return {
@@ -101,58 +125,66 @@ class InputReader:
 
     processor: Any
     model: PreTrainedModel
-    shapes: Mapping[str, torch.Size]
-    """Those of its arguments, for one input."""
-    geometry: Geometry
+    positions: Positions
+    of_images: bool = True
+    """Whether a function is given images; if not, it is given what the user passes."""
+    seconds: float | None = None
+    """From one token to the next, if these are the frames of sounds."""
     _given: dict[int, object] = dataclasses.field(default_factory=dict)
     """The inputs that were read, or their files, by their numbers."""
 
     @property
     def kind(self) -> DatasetKind:
         """What data sets of such inputs are called."""
-        return DatasetKind.images if self.geometry.seconds is None else DatasetKind.audio
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of each input."""
-        return len(self.geometry.names)
+        return DatasetKind.images if self.seconds is None else DatasetKind.audio
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of these tokens."""
-        return self.geometry.names
+        """All names of tokens; the place of each is its number."""
+        return self.positions.names
 
     @property
-    def inherited(self) -> Sequence[str]:
-        """The categories that tokens have by what is in an input: whether a frame is silent."""
-        return () if self.geometry.seconds is None else HEARD
+    def categories(self) -> tuple[str, ...]:
+        """The categories that tokens may have."""
+        return self.positions.categories if self.seconds is None else HEARD
 
-    @property
-    def categories(self) -> Mapping[str, list[str]]:
-        """The names of the tokens of each category."""
-        return self.geometry.categories
+    def tokens(self, own: OwnInput) -> tuple[list[int], list[str]]:
+        """The numbers of an input's tokens, and the category of each.
+
+        Raises:
+            InputError: If the model cannot read an input of this size.
+        """
+        try:
+            geometry = self.geometry(own)
+        except InputError as error:
+            raise InputError(f"{own.titles[0]}: {str(error).removeprefix('model: ')}") from error
+        kinds = {name: kind for kind, names in geometry.categories.items() for name in names}
+        of_tokens = [kinds.get(name, "other") for name in geometry.names]
+        for sound in own.sounds:
+            of_tokens = [SILENCE if silent else FRAME for silent in sound.silent]
+        return self.positions.ids(geometry), of_tokens
+
+    def geometry(self, own: OwnInput) -> Geometry:
+        """What the tokens of an input are, or of several of the same size."""
+        return self.positions.of(own.arguments, len(own.titles))
 
     def read(self, given: object) -> OwnInput:
         """An image (a file, a `PIL.Image`, or an array of rows × columns × channels), or a sound (see `sound_of`), prepared.
 
         Raises:
-            InputError: If it cannot be read, or the processor makes it another size than others.
+            InputError: If it cannot be read.
         """
-        sounds: tuple[Sound, ...] = ()
-        if self.geometry.seconds is not None:
-            rate = rate_of(self.processor)
-            content, title, remark = sound_of(given, rate)
-            sounds = (Sound.of(content, rate, self.tokens, self.geometry.seconds, remark),)
+        if self.seconds is not None:
+            content, title, remark = sound_of(given, rate_of(self.processor))
+        elif not self.of_images:
+            content, title = given, "input"
         else:
             content, title = opened(given)
-        arguments = prepared(self.processor, content, self.model)
-        for name, each in arguments.items():
-            if each.shape != self.shapes.get(name):
-                raise InputError(
-                    f"{title}: the processor returns {name} of shape {tuple(each.shape)}, expected "
-                    f"{tuple(self.shapes.get(name, ()))} as for other inputs; make it resize or pad all inputs to one size"
-                )
-        made = OwnInput(arguments, (title,), sounds)
+        made = OwnInput(prepared(self.processor, content, self.model), (title,))
+        if self.seconds is not None:
+            frames = len(self.geometry(made).names)
+            sound = Sound.of(content, rate_of(self.processor), frames, self.seconds, remark)
+            made = dataclasses.replace(made, sounds=(sound,))
         self._given[made.numbers[0]] = given
         return made
 
@@ -163,7 +195,7 @@ class InputReader:
         black, the largest white.
         """
         images = [each for each in own.arguments.values() if each.ndim == _IMAGES and each.shape[1] == _COLOURS]
-        if self.geometry.grid is None or len(images) != 1:
+        if self.geometry(own).grid is None or len(images) != 1:
             return None
         values = images[0][0].double().cpu().numpy().transpose(1, 2, 0)
         mean, deviation = (getattr(self.processor, name, None) for name in ("image_mean", "image_std"))

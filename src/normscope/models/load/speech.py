@@ -8,6 +8,11 @@ from transformers import GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.models.load.vectors import VectorModel
+from normscope.models.probes import embeddings_of, random_tokens
+from normscope.models.stored.stored_weights import execution_device
+
+_TEXT = 7
+"""Number of tokens of the texts of probes."""
 
 
 class SpeechModel(PreTrainedModel):
@@ -31,6 +36,15 @@ class SpeechModel(PreTrainedModel):
         self.generation_config = settings
         self._can_set_attn_implementation = model._can_set_attn_implementation
         self.eval()
+
+    def random_batch(self, inputs: int) -> dict[str, Tensor]:
+        """Sounds and texts whose numbers stand for nothing, as keyword arguments of `forward`."""
+        given = self.vectors.random_batch(inputs)
+        decoder = self.get_decoder()
+        texts = random_tokens(
+            decoder, embeddings_of(decoder).num_embeddings, [_TEXT] * len(given["input_ids"]), execution_device(self)
+        )
+        return given | {f"decoder_{name}": tensor for name, tensor in texts.items()}
 
     def set_attn_implementation(self, *arguments: Any, **options: Any) -> None:
         """Set that of the model."""
@@ -65,7 +79,7 @@ class SpeechModel(PreTrainedModel):
             decoder_input_ids: What the decoder reads (text, token).
             decoder_attention_mask: Its mask.
             encoder_outputs: What the encoder has made of the sound, if it has run.
-            inputs: The encoder's own keyword arguments; without them, vectors are those of the table.
+            inputs: The encoder's own keyword arguments.
         """
         if encoder_outputs is None:
             assert input_ids is not None

@@ -1,5 +1,6 @@
 """Loads the tokenizer of a model, and makes one for a model that has none."""
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -322,11 +323,17 @@ class TokenNames(PreTrainedTokenizerFast):
         texts = [self._known(each, strict=kwargs.get("add_special_tokens", True)) for each in (text, text_pair)]
         return super().__call__(*texts, *args, **kwargs)
 
+    @functools.cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The token id of each name."""
+        numbers: dict[str, int] = self.get_vocab()
+        return numbers
+
     def _known(self, text: Any, *, strict: bool) -> Any:
         """A text, or several, without unknown words."""
         if not isinstance(text, str):
             return [self._known(each, strict=strict) for each in text] if isinstance(text, list | tuple) else text
-        known = self.get_vocab()
+        known = self._numbers
         unknown = [word for word in text.split() if word not in known]
         if strict and unknown:
             names = ", ".join(sorted(known, key=known.__getitem__)[:3])

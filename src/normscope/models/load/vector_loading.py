@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,13 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.data.tokenization import encoded
 from normscope.errors import InputError, one_line
 from normscope.models.facts import ModelFacts, StackName
-from normscope.models.load.frames import timed
-from normscope.models.load.input_reading import InputReader, own_processor, probe_of
+from normscope.models.load.frames import frame_names, seconds_of_frames
+from normscope.models.load.input_reading import InputReader, makes_sizes, own_processor, probe_of
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.speech import SpeechModel
 from normscope.models.load.task_heads import Head
 from normscope.models.load.tokenizer_loading import TokenNames, check_tokenizer, longest_input
-from normscope.models.load.vectors import VectorModel
+from normscope.models.load.vectors import Positions, VectorModel
 from normscope.models.observe.reading import facts_of, facts_without_numbers, refusal_explained
 from normscope.models.stored.decoder_start import decoder_shift
 from normscope.models.stored.text_tower import base_of, class_of
@@ -34,10 +34,14 @@ def tower_of(given: PreTrainedModel) -> PreTrainedModel:
     Raises:
         InputError: If there is none.
     """
-    for part in given.modules():
-        if isinstance(part, PreTrainedModel) and _reads_vectors(part):
+    parts = [part for part in given.modules() if isinstance(part, PreTrainedModel)]
+    for part in parts:
+        if _reads_vectors(part):
             base = base_of(part)
             return base if _reads_vectors(base) else part  # some models name their layers as their base
+    declaring = next((part for part in parts if _declares_vectors(part)), None)
+    if declaring is not None:
+        return declaring
     raise InputError(
         f"model: expected a model that reads images or audio for this processor, got {type(given).__name__}, which reads "
         "token ids; pass its tokenizer"
@@ -48,6 +52,15 @@ def _reads_vectors(model: PreTrainedModel) -> bool:
     """Whether a model reads its main input, and that is no text."""
     parameters = inspect.signature(model.forward).parameters
     return model.main_input_name in parameters and not _OF_TEXTS.intersection(parameters)
+
+
+def _declares_vectors(model: PreTrainedModel) -> bool:
+    """Whether a model that does not say what its main input is belongs to a family that reads something else than texts.
+
+    What declares texts alone is a part of the family that does.
+    """
+    is_text = model.input_modalities in ("text", ("text",), ["text"])
+    return not is_text and not _OF_TEXTS.intersection(inspect.signature(model.forward).parameters)
 
 
 def read_processor(config: PretrainedConfig, folder: Path, name: str) -> Any:
@@ -101,8 +114,11 @@ def vector_model(
     name: str,
     load_head: Callable[[Head], PreTrainedModel | None],
     require_current: Callable[[], None] = lambda: None,
+    *,
+    tokens: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+    example: object = None,
 ) -> LoadedModel:
-    """A model of images or audio, ready to be observed.
+    """A model of images, audio or other vectors, ready to be observed.
 
     Args:
         tower: A model that reads no token ids, in evaluation mode and without gradients.
@@ -110,17 +126,23 @@ def vector_model(
         name: For messages and results.
         load_head: Gives the model with a head around the tower; None if there is none.
         require_current: See `LoadedModel`.
+        tokens: Names of tokens; see `wrap_model`.
+        example: An input; without one, inputs are images or audio.
     """
     part = own_processor(processor)
-    probe = probe_of(part, tower)
+    probe = probe_of(part, tower, example)
     with refusal_explained(name):
         observed = VectorModel(tower, probe)
         facts = _reading_vectors(facts_of(observed))
-    sound = isinstance(part, SequenceFeatureExtractor)
-    geometry = timed(observed, part) if sound else observed.geometry
-    tokenizer = TokenNames.of(geometry.names, spaced=sound)
-    if geometry.names[0] == "[CLS]":
-        tokenizer.cls_token = geometry.names[0]
+    observed.axes = facts.places.axes
+    sizes = example is not None or makes_sizes(part, tower, probe)
+    seconds = seconds_of_frames(observed, part) if isinstance(part, SequenceFeatureExtractor) else None
+    tokens = tokens if seconds is None else frame_names(observed, seconds, sizes=sizes)
+    positions = Positions(tower, probe, observed.axes, tokens, sizes=sizes)
+    observed.number(positions)
+    tokenizer = TokenNames.of(positions.names, spaced=seconds is not None)
+    if positions.names[0] == "[CLS]":
+        tokenizer.cls_token = positions.names[0]
 
     def head(kind: Head) -> PreTrainedModel | None:
         whole = load_head(kind) if kind is Head.CLASS else None
@@ -132,10 +154,10 @@ def vector_model(
         facts=facts,
         name=name,
         revision=None,
-        max_length=len(geometry.names),
+        max_length=None,
         load_head=head,
         require_current=require_current,
-        reader=InputReader(part, tower, {key: each.shape for key, each in probe.items()}, geometry),
+        reader=InputReader(part, tower, positions, example is None, seconds),
     )
 
 
@@ -173,7 +195,7 @@ def speech_model(
     _check_prompt(tokenizer, observed, name)
     with refusal_explained(name):
         facts = _reading_vectors(facts_of(observed, "cross"))
-    longest = longest_input(observed, facts, tokenizer)
+    longest = longest_input(whole.get_decoder(), loaded.facts, tokenizer)
     return dataclasses.replace(loaded, model=observed, tokenizer=tokenizer, facts=facts, max_length=longest)
 
 

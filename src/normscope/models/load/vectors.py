@@ -1,14 +1,14 @@
-"""Models of images and other vectors as models of tokens: each vector that enters the first layer is a token with a name.
+"""Models that are given images, audio or other vectors instead of token ids, with the interface of one that reads ids.
 
-A model of texts looks its tokens' vectors up in a table. Any other model makes them of pixels or audio, by code of its own,
-which stays as it is: what enters its first layer is found by running it, and which token is which by changing its input. Only
-short probes without an input of their own take vectors from a table, of those that the model has made of noise.
+The code that makes the tokens' vectors, of pixels or samples, stays as it is: what enters the first layer is found by running
+it, and which token is which by changing its input. Every pass, probes included, begins with a whole input.
 """
 
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -21,12 +21,16 @@ from torch.overrides import TorchFunctionMode
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
+from normscope.linear.axes import Axes
 from normscope.linear.layer_calls import LayerCall, LayerCalls
-from normscope.linear.provenance import begin
+from normscope.linear.provenance import begin, known
 from normscope.models.stored.model_code import StopForward, model_code
 
 _IMAGES = 4
 """Axes of a batch of images: image, channel, row, column."""
+
+_LARGEST_GRID = 128
+"""Rows and columns of patches that have names if inputs have several sizes; as many tokens on no grid have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,22 +43,31 @@ class Geometry:
     """The names of the tokens of each category but `cls`: `register`, `border`, `patch`."""
     grid: tuple[int, int] | None
     """Rows and columns of patches, which come last, row by row; None if they are on no grid."""
-    seconds: float | None = None
-    """Seconds from one token to the next, if they are the frames of a sound."""
 
 
 class _Table(nn.Embedding):
-    """The vectors of tokens by number, unless those of an input are given."""
+    """Stands for the table in which a model of texts looks up its tokens: its output is the vectors of the tokens.
+
+    Args:
+        names: Number of names of tokens.
+        width: Size of a vector.
+    """
 
     given: Tensor | None = None
 
-    def forward(self, ids: Int[Tensor, "text token"]) -> Float[Tensor, "text token model"]:
-        """The vectors of the tokens; an input may lack some of them."""
-        if self.given is None:
-            return super().forward(ids)
-        with torch._C.DisableTorchFunction():  # how a model makes them is no part of what is measured
-            vectors = self.given.take_along_dim(ids.unsqueeze(-1), dim=1)
-        return begin(vectors)
+    def __init__(self, names: int, width: int) -> None:
+        super().__init__(1, width, _weight=torch.zeros(1, width))
+        self.weight.requires_grad_(False)
+        self.num_embeddings = names
+
+    def forward(self, _ids: Int[Tensor, "text token"]) -> Float[Tensor, "text token model"]:
+        """The vectors of the tokens."""
+        assert self.given is not None
+        return self.given
+
+
+_ATTENTION = ("softmax", "scaled_dot_product_attention", "multi_head_attention_forward")
+"""The names of functions that attend, or do so within."""
 
 
 class _AttentionWatch(TorchFunctionMode):
@@ -65,17 +78,57 @@ class _AttentionWatch(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        self.seen = self.seen or getattr(function, "__name__", "") in ("softmax", "scaled_dot_product_attention")
+        self.seen = self.seen or getattr(function, "__name__", "") in _ATTENTION
         return function(*args, **(kwargs or {}))
 
 
+def noise(probe: Mapping[str, Tensor], seed: int, inputs: int = 1) -> dict[str, Tensor]:
+    """Inputs whose numbers stand for nothing, the same at every call.
+
+    Args:
+        probe: Arguments of a model for one input. Those that are whole numbers stay as they are.
+        inputs: How many there are.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(size, generator=generator).to(given) if given.is_floating_point() else given.expand(size)
+        for name, given in probe.items()
+        for size in (given.shape if inputs == 1 else (inputs, *given.shape[1:]),)
+    }
+
+
+def first_layer(model: nn.Module, probe: Mapping[str, Tensor]) -> nn.Module:
+    """The first entry of a list of layers that is given vectors and attends; what convolves before it is no layer.
+
+    Raises:
+        InputError: If the model fails on the probe, or has none.
+    """
+    found: list[nn.Module] = []
+
+    def run(_number: int, call: LayerCall, forward: Callable[[], Any]) -> Any:
+        attention.seen = False
+        output = forward()
+        if attention.seen and call.place is not None:
+            found.append(call.layer)
+        return output
+
+    calls = LayerCalls(model, 1, run=run)
+    with torch.no_grad(), model_code(model), _AttentionWatch() as attention, calls:
+        model(**noise(probe, 0))
+    if not found:
+        raise InputError(
+            f"model: no list of layers of {type(model).__name__} takes token vectors of shape (input, token, dimension) and "
+            "attends"
+        )
+    return found[0]
+
+
 class VectorModel(PreTrainedModel):
-    """A model that reads vectors, with the interface of one that reads token ids.
+    """A model that is given vectors, with the interface of one that reads token ids.
 
     Args:
         model: A model in evaluation mode whose layers are in a list.
-        probe: Its keyword arguments for one input, each with an axis of inputs first. Their shapes are read, and numbers that
-            are whole.
+        probe: Its keyword arguments for one input, each with an axis of inputs first.
         base: What has been made of the base model, if the model has a head around that.
 
     Raises:
@@ -84,32 +137,60 @@ class VectorModel(PreTrainedModel):
 
     # Whatever the model has been set to is right here: the attention is the model's own.
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
+    pads = False
+    """Inputs of a batch have one size."""
 
     def __init__(self, model: PreTrainedModel, probe: Mapping[str, Tensor], base: "VectorModel | None" = None) -> None:
         config = copy.deepcopy(model.config)
-        config.pad_token_id = None  # the number of a text's token
+        vars(config)["pad_token_id"] = None  # the number of a text's token
+        config._experts_implementation_internal = "eager"  # as its experts are, the model itself knows
         super().__init__(config)
         self.model = model
         self._can_set_attn_implementation = model._can_set_attn_implementation
+        self._supports_sdpa = model._supports_sdpa
         self.probe = dict(probe)
-        self._layer: nn.Module = self._first_layer() if base is None else base._layer
-        self.table: _Table = self._table() if base is None else base.table
+        self.positions: Positions | None = None if base is None else base.positions
+        """What knows the tokens of an input; None if no input has been read, in a model without numbers."""
+        self._layer: nn.Module = first_layer(model, probe) if base is None else base._layer
+        self.axes: Axes | None = None if base is None else base.axes
+        """The axes of what enters the first layer; None if the shape has to tell."""
+        entered = _by_input(_entered(model, self._layer, noise(probe, 0)), 1, None)
+        self._takes_several = self._has_batches() if base is None else base._takes_several
+        self.table: _Table = _Table(entered.shape[1], entered.shape[2]) if base is None else base.table
         self.eval()
 
-    def _table(self) -> _Table:
-        """The vectors that the model makes of noise."""
-        vectors = self._entry(self._noise(0))[0].detach().clone()
-        tokens, width = vectors.shape
-        table = _Table(tokens, width, _weight=vectors)
-        table.weight.requires_grad_(False)
-        return table
+    def number(self, positions: "Positions") -> None:
+        """Let token ids be the numbers of these names."""
+        self.positions, self.table.num_embeddings = positions, len(positions.names)
+
+    def _has_batches(self) -> bool:
+        """Whether the model takes several inputs at once, with an axis of their own."""
+        if any(len(given) != 1 for given in self.probe.values()):
+            return False
+        try:
+            vectors = _entered(self.model, self._layer, noise(self.probe, 0, 2))
+        except InputError:
+            return False
+        return vectors.ndim > 2 and 2 in vectors.shape[:2]
+
+    def random_batch(self, inputs: int) -> dict[str, Tensor]:
+        """Inputs whose numbers stand for nothing, as keyword arguments of `forward`; one if the model takes no more."""
+        inputs = inputs if self._takes_several else 1
+        given = noise(self.probe, 1, inputs)
+        entered = _by_input(_entered(self.model, self._layer, noise(self.probe, 0)), 1, self.axes)
+        ids = torch.arange(entered.shape[1]).expand(inputs, -1).to(next(self.model.parameters()).device)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} | given
 
     def set_attn_implementation(self, *arguments: Any, **options: Any) -> None:
         """Set that of the model."""
         self.model.set_attn_implementation(*arguments, **options)
 
+    def set_experts_implementation(self, *arguments: Any, **options: Any) -> None:
+        """Set that of the model."""
+        self.model.set_experts_implementation(*arguments, **options)
+
     def get_input_embeddings(self) -> nn.Module:
-        """The table of the tokens' vectors."""
+        """What gives the tokens' vectors."""
         return self.table
 
     def forward(
@@ -121,115 +202,212 @@ class VectorModel(PreTrainedModel):
         """Run the model.
 
         Args:
-            input_ids: Numbers of tokens (text, token).
+            input_ids: Numbers of tokens (text, token). The first layer is not given the tokens of an input that are missing.
             attention_mask: Not read: the model is given no padding.
-            inputs: The model's own keyword arguments. Without them, the vectors are those of the table.
+            inputs: The model's own keyword arguments.
         """
-        own = inputs or {name: given.expand(len(input_ids), *given.shape[1:]) for name, given in self.probe.items()}
-        with self._through_table(input_ids, given=bool(inputs)):
-            return self.model(**own)
-
-    @contextlib.contextmanager
-    def _through_table(self, ids: Tensor, *, given: bool) -> Iterator[None]:
-        """Context in which what enters the first layer is what the table gives."""
 
         def enter(
             layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             call = LayerCall(layer, args, kwargs)
-            self.table.given = call.vectors if given else None
-            call = call.having(self.table(ids))
+            with torch._C.DisableTorchFunction():  # how a model makes them is no part of what is measured
+                vectors = _by_input(call.vectors, len(input_ids), self.axes)
+                self.table.given = self._kept(vectors, input_ids, inputs)
+            vectors = self.table(input_ids)
+            with torch._C.DisableTorchFunction():
+                call = call.having(begin(self._as_model(vectors, call.vectors)))
             return call.args, dict(call.kwargs)
 
+        known([*inputs.values()])  # they are no tokens' vectors
         handle = self._layer.register_forward_pre_hook(enter, with_kwargs=True)
         try:
-            yield
+            return self.model(**inputs)
         finally:
             handle.remove()
             self.table.given = None
 
-    def _first_layer(self) -> nn.Module:
-        """The first entry of a list of layers that is given vectors and attends; what convolves before it is no layer."""
-        found: list[nn.Module] = []
+    def entering(self, input_ids: Tensor, **inputs: Tensor) -> Float[Tensor, "text token model"]:
+        """The tokens' vectors as they enter the first layer; the arguments are those of `forward`."""
+        inputs = {name: given for name, given in inputs.items() if name != "attention_mask"}
+        vectors = _by_input(_entered(self.model, self._layer, inputs), len(input_ids), self.axes)
+        return self._kept(vectors, input_ids, inputs)
 
-        def run(_number: int, call: LayerCall, forward: Callable[[], Any]) -> Any:
-            attention.seen = False
-            output = forward()
-            if attention.seen and call.place is not None:
-                found.append(call.layer)
-            return output
+    def _as_model(self, vectors: Float[Tensor, "text token model"], own: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Vectors with the axes of the model's own; some tokens may be missing."""
+        axes = Axes.of(own, len(vectors)) if self.axes is None else self.axes
+        shape = own.shape if vectors.numel() == own.numel() else vectors.shape[-own.ndim :]
+        return axes.by_model(vectors.view_as(vectors), shape)
 
-        calls = LayerCalls(self.model, 1, run=run)
-        with torch.no_grad(), model_code(self.model), _AttentionWatch() as attention, calls:
-            self.model(**self._noise(0))
-        if not found:
-            raise InputError(
-                f"model: no list of layers of {type(self.model).__name__} takes token vectors of shape (input, token, "
-                "dimension) and attends"
-            )
-        return found[0]
+    def _kept(self, vectors: Tensor, ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The vectors of those tokens that ids name."""
+        if ids.shape[1] == vectors.shape[1] or self.positions is None:
+            return vectors
+        return vectors.take_along_dim(self.positions.places(inputs, len(ids))[ids].unsqueeze(-1), dim=1)
 
-    def _entry(
-        self, inputs: Mapping[str, Tensor], changed: Mapping[str, Tensor] = MappingProxyType({})
-    ) -> Float[Tensor, "input token model"]:
-        """What enters the first layer, in a pass that ends there.
+
+def _entered(
+    model: nn.Module,
+    layer: nn.Module,
+    inputs: Mapping[str, Tensor],
+    changed: Mapping[str, Tensor] = MappingProxyType({}),
+) -> Float[Tensor, "..."]:
+    """What enters a model's first layer, in a pass that ends there.
+
+    Args:
+        changed: Parameters that stand in for the model's own, which stay as they are.
+    """
+    found: list[Tensor] = []
+
+    def stop(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.append(LayerCall(layer, args, kwargs).vectors)
+        raise StopForward
+
+    handle = layer.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        with torch.no_grad(), model_code(model), contextlib.suppress(StopForward):
+            functional_call(model, dict(changed), kwargs=dict(inputs))
+    finally:
+        handle.remove()
+    return found[0]
+
+
+def _by_input(vectors: Float[Tensor, "..."], inputs: int, axes: Axes | None) -> Float[Tensor, "input token model"]:
+    return (Axes.of(vectors, inputs) if axes is None else axes).by_text(vectors, inputs)
+
+
+class Positions:
+    """What the tokens of inputs are, found out once for each shape of an input.
+
+    Args:
+        model: A model in evaluation mode. A copy of its modules runs, so that inputs can be read while the model does.
+        probe: Its keyword arguments for one input.
+        axes: The axes of what enters the first layer; None if the shape has to tell.
+        tokens: Names of the tokens in order, if they are given, or names by category; an input may have fewer tokens.
+        sizes: Whether inputs have several sizes.
+
+    Raises:
+        InputError: If the model fails on the probe, or it has more tokens than names.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        probe: Mapping[str, Tensor],
+        axes: Axes | None = None,
+        tokens: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+        *,
+        sizes: bool = False,
+    ) -> None:
+        shared = {id(each): each for each in [*model.parameters(), *model.buffers()]}
+        self._model = copy.deepcopy(model, shared)
+        self._layer, self._axes = first_layer(self._model, probe), axes
+        self._categories = dict(tokens) if isinstance(tokens, Mapping) else {}
+        self._given = [name for part in self._categories.values() for name in part] if self._categories else tokens
+        self._known: dict[str, Geometry] = {}
+        first = self.of(probe)
+        self.names = first.names if self._given is None else tuple(self._given)
+        """All names of tokens; the place of each is its token id."""
+        if sizes and self._given is None:
+            before = [name for name in first.names if name.startswith("[")]
+            side = range(1, _LARGEST_GRID + 1)
+            on_grid = (f"{row},{column}" for row in side for column in side)
+            self.names = (*before, *(on_grid if first.grid else map(str, range(1, _LARGEST_GRID**2 + 1))))
+        self._ids = {name: number for number, name in enumerate(self.names)}
+        of_images = ("border", "patch") if first.grid else ()
+        self.categories = tuple(dict.fromkeys([*self._categories, *first.categories, *of_images]))
+        """The categories that tokens may have besides `cls`."""
+
+    def of(self, inputs: Mapping[str, Tensor], number: int = 1) -> Geometry:
+        """What the tokens of an input are.
 
         Args:
-            changed: Parameters that stand in for the model's own, which stay as they are.
+            inputs: Arguments of the model.
+            number: For how many inputs of one shape.
+
+        Raises:
+            InputError: If the model fails on inputs of this shape, or has more tokens than names.
         """
-        found: list[Tensor] = []
+        first = {name: each if number == 1 else each[:1] for name, each in inputs.items()}
+        key = repr(
+            [
+                (name, tuple(each.shape), None if each.is_floating_point() else each.tolist())
+                for name, each in first.items()
+            ]
+        )
+        if key not in self._known:
+            one = _Input(self._model, self._layer, first, self._axes)
+            self._known[key] = one.geometry() if self._given is None else self._of_given(len(one.vectors), self._given)
+        return self._known[key]
 
-        def stop(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            found.append(LayerCall(layer, args, kwargs).vectors)
-            raise StopForward
+    def _of_given(self, tokens: int, names: Sequence[str]) -> Geometry:
+        if tokens > len(names):
+            raise InputError(f"tokens: expected a name for each of {tokens} tokens, got {len(names)}")
+        return Geometry(tuple(names[:tokens]), self._categories, None)
 
-        handle = self._layer.register_forward_pre_hook(stop, with_kwargs=True)
-        try:
-            with torch.no_grad(), model_code(self.model), contextlib.suppress(StopForward):
-                functional_call(self.model, dict(changed), kwargs=dict(inputs))
-        finally:
-            handle.remove()
-        return found[0]
+    def ids(self, geometry: Geometry) -> list[int]:
+        """The numbers of the tokens' names.
 
-    def tokens_of(self, inputs: Mapping[str, Tensor]) -> int:
-        """The number of tokens that inputs of the model become."""
-        return self._entry(inputs).shape[1]
+        Raises:
+            InputError: If an input is so large that they have none.
+        """
+        missing = next((name for name in geometry.names if name not in self._ids), None)
+        if missing is not None:
+            raise InputError(
+                f"expected at most {_LARGEST_GRID} × {_LARGEST_GRID} patches, or {_LARGEST_GRID**2:,} tokens that are on no "
+                f"grid, got a token {missing}; make the input smaller"
+            )
+        return [self._ids[name] for name in geometry.names]
 
-    def _noise(self, seed: int) -> dict[str, Tensor]:
-        """The probe with numbers that stand for nothing, the same at every call."""
-        generator = torch.Generator().manual_seed(seed)
-        return {
-            name: torch.randn(given.shape, generator=generator).to(given) if given.is_floating_point() else given
-            for name, given in self.probe.items()
-        }
+    def places(self, inputs: Mapping[str, Tensor], number: int) -> Int[Tensor, " name"]:
+        """Where the token of each name is in inputs of one shape; 0 for names that they lack."""
+        ids = self.ids(self.of(inputs, number))
+        places = torch.zeros(len(self.names), dtype=torch.int64)
+        places[ids] = torch.arange(len(ids))
+        return places.to(next(iter(inputs.values())).device)
+
+
+@dataclasses.dataclass
+class _Input:
+    """An input of noise, and what changes which of its tokens' vectors."""
+
+    model: nn.Module
+    layer: nn.Module
+    probe: Mapping[str, Tensor]
+    axes: Axes | None
+
+    @cached_property
+    def vectors(self) -> Float[Tensor, "token model"]:
+        """The tokens' vectors."""
+        return self._enter(noise(self.probe, 0))
+
+    def _enter(
+        self, inputs: Mapping[str, Tensor], changed: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> Float[Tensor, "token model"]:
+        return _by_input(_entered(self.model, self.layer, inputs, changed), 1, self.axes)[0]
 
     def _changed(self, region: tuple[Any, ...]) -> Bool[Tensor, " token"]:
         """Which tokens' vectors change with a region of the input."""
-        one, other = self._noise(0), self._noise(1)
+        one, other = noise(self.probe, 0), noise(self.probe, 1)
         for name, given in one.items():
             if given.is_floating_point():
                 changed = given.clone()
                 changed[region] = other[name][region]
                 other[name] = changed
-        return (self._entry(other)[0] != self.table.weight).any(dim=-1)
+        return (self._enter(other) != self.vectors).any(dim=-1).cpu()
 
-    @cached_property
     def geometry(self) -> Geometry:
-        """The names of the tokens, from which of them change with what."""
+        """The names of the tokens."""
         of_input = self._changed((...,))
-        before = int(of_input.int().argmax())
-        patches = self.table.num_embeddings - before
-        if not bool(of_input[before:].all()):
-            raise InputError(
-                f"model: expected the tokens of {type(self.model).__name__} that depend on the input to come last"
-            )
-        names, registers = self._names_before(before)
-        grid = self._grid(before, patches)
-        if grid is None:
+        names = [""] * len(of_input)
+        registers = self._name_others(names, torch.nonzero(~of_input).flatten().tolist())
+        sizes = self._grid(of_input)
+        patches = int(of_input.sum())
+        if sizes is None:
             own = [str(number) for number in range(1, patches + 1)]
-            categories = {"patch" if any(given.ndim == _IMAGES for given in self.probe.values()) else "frame": own}
+            categories = {kind: own} if (kind := self._kind) else {}
         else:
-            rows, columns = grid
+            rows, columns = sizes
             places = [(row, column) for row in range(1, rows + 1) for column in range(1, columns + 1)]
             own = [f"{row},{column}" for row, column in places]
             at_border = [row in (1, rows) or column in (1, columns) for row, column in places]
@@ -237,50 +415,72 @@ class VectorModel(PreTrainedModel):
                 "border": [name for name, border in zip(own, at_border, strict=True) if border],
                 "patch": [name for name, border in zip(own, at_border, strict=True) if not border],
             }
+        patch = iter(own)
         known = {"register": registers} | categories
-        return Geometry((*names, *own), {name: tokens for name, tokens in known.items() if tokens}, grid)
+        return Geometry(
+            tuple(name or next(patch) for name in names),
+            {name: tokens for name, tokens in known.items() if tokens},
+            sizes if bool(of_input[len(names) - patches :].all()) else None,
+        )
 
-    def _grid(self, before: int, patches: int) -> tuple[int, int] | None:
+    @property
+    def _kind(self) -> str:
+        """The category of tokens on no grid: by what the model declares or calls its input, or by the axes of that."""
+        declared, main = (getattr(self.model, name, "") for name in ("input_modalities", "main_input_name"))
+        kinds = {declared} if isinstance(declared, str) else {*declared}
+        if "audio" in kinds or main in ("input_features", "input_values"):
+            return "frame"
+        has_axes = any(given.ndim == _IMAGES for given in self.probe.values())
+        return "patch" if has_axes or kinds & {"image", "video"} else ""
+
+    def _grid(self, of_input: Bool[Tensor, " token"]) -> tuple[int, int] | None:
         """Rows and columns of the patches of an image, if the first rows of pixels make the first patches, and so on."""
         images = [given for given in self.probe.values() if given.ndim == _IMAGES and given.is_floating_point()]
         if len(images) != 1:
             return None
         height, width = images[0].shape[-2:]
-        sizes = [(rows, patches // rows) for rows in range(1, patches + 1) if patches % rows == 0]
-        alike = [(rows, columns) for rows, columns in sizes if height * columns == width * rows]
-        for rows, columns in alike:
-            row, column = torch.arange(patches) // columns, torch.arange(patches) % columns
-            above = self._changed((..., slice(height // rows), slice(None)))[before:].cpu()
-            left = self._changed((..., slice(width // columns)))[before:].cpu()
-            if torch.equal(above, row == 0) and torch.equal(left, column == 0):
-                return rows, columns
+        patches = int(of_input.sum())
+        for size in range(1, min(height, width) + 1):  # what is left over at the lower and the right edge is not read
+            rows, columns = height // size, width // size
+            if rows * columns == patches:
+                row, column = torch.arange(patches) // columns, torch.arange(patches) % columns
+                above = self._changed((..., slice(size), slice(None)))[of_input]
+                left = self._changed((..., slice(size)))[of_input]
+                if torch.equal(above, row == 0) and torch.equal(left, column == 0):
+                    return rows, columns
         return None
 
-    def _names_before(self, tokens: int) -> tuple[list[str], list[str]]:
-        """The names of the tokens that no input changes, and which of them are registers: what the parameter is called that
-        each is."""
-        names, registers = [f"[{number}]" for number in range(1, tokens + 1)], []
+    def _name_others(self, names: list[str], places: Sequence[int]) -> list[str]:
+        """Name the tokens that no input changes: by what the parameter is called that each is.
+
+        Returns:
+            Those that are registers.
+        """
+        registers = []
+        for number, place in enumerate(places, start=1):
+            names[place] = f"[{number}]"
         of_layers = {id(parameter) for parameter in self._layers.parameters()}
-        for path, parameter in self.model.named_parameters() if tokens else ():
-            is_vector = 1 <= parameter.ndim <= 3 and parameter.shape[-1] == self.table.embedding_dim
+        for path, parameter in self.model.named_parameters() if places else ():
+            is_vector = 1 <= parameter.ndim <= 3 and parameter.shape[-1] == self.vectors.shape[-1]
             if not is_vector or id(parameter) in of_layers:
                 continue
-            places = self._places_of(path, parameter)
-            if not places or places[-1] >= tokens:
+            changed = self._places_of(path, parameter)
+            if not changed or not set(changed).issubset(places):
                 continue
-            kind = path.rpartition(".")[2].removesuffix("s").removesuffix("_token").removesuffix("_embedding")
+            kind = re.sub("(_token|_embedding)s?$", "", path.rpartition(".")[2])
+            kind = kind.removesuffix("s") if len(changed) > 1 else kind
             kind = "cls" if kind == "class" else kind
-            for number, place in enumerate(places, start=1):
-                names[place] = f"[{kind.upper()}{number if len(places) > 1 else ''}]"
+            for number, place in enumerate(changed, start=1):
+                names[place] = f"[{kind.upper()}{number if len(changed) > 1 else ''}]"
                 registers += [names[place]] if kind == "register" else []
-        return names, registers
+        return registers
 
     @property
     def _layers(self) -> nn.Module:
         """The list of the layers."""
-        return next(each for each in self.model.modules() if self._layer in each.children())
+        return next(each for each in self.model.modules() if self.layer in each.children())
 
     def _places_of(self, path: str, parameter: Tensor) -> list[int]:
         """Which tokens' vectors a parameter is a part of."""
-        vectors = self._entry(self._noise(0), {path: parameter + 1})[0]
-        return torch.nonzero((vectors != self.table.weight).any(dim=-1)).flatten().tolist()
+        vectors = self._enter(noise(self.probe, 0), {path: parameter + 1})
+        return torch.nonzero((vectors != self.vectors).any(dim=-1)).flatten().tolist()

@@ -23,7 +23,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.errors import InputError, one_line
 from normscope.models.facts import ModelFacts, StackName
 from normscope.models.load.adapters import adapted_layers, merge_active_adapters, without_peft
-from normscope.models.load.any_module import AnyModule, Inputs
+from normscope.models.load.any_module import AnyModule, Inputs, PlainModule
 from normscope.models.load.input_reading import Processor
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import DTYPES, check_shape, run_experts_in_float64
@@ -67,7 +67,8 @@ def wrap_model(
     stack: StackName | None = None,
     *,
     inputs: Inputs | None = None,
-    tokens: Sequence[str] | None = None,
+    tokens: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+    example: object = None,
 ) -> LoadedModel:
     """A model in memory, ready to be observed.
 
@@ -75,18 +76,26 @@ def wrap_model(
         model: A transformers model with or without a head, a PEFT model around one, an encoder of sentence-transformers, or
             any other module that maps token ids to vectors. Active adapters are merged in the copy.
         tokenizer: Its tokenizer. Without one, a text is the names of its tokens, separated by spaces. For a model of images or
-            audio, its processor, or a function that returns the keyword arguments of its `forward`.
+            audio, its processor. For one of any other vectors, a function of an input that returns the keyword arguments of
+            its `forward`.
         stack: Which attention of an encoder–decoder; the encoder's by default.
         inputs: What a module is called with, as a function of ids and mask; see `AnyModule`.
-        tokens: The name of each token id, if there is no tokenizer; by default, the ids themselves.
+        tokens: The name of each token id, if there is no tokenizer; by default, the ids themselves. For vectors, the names of
+            an input's tokens in order, or names by category; an input may have fewer tokens.
+        example: An input of that function; without one, it is given images.
 
     Raises:
         InputError: If it is not such a model, cannot be observed or cannot be copied faithfully.
     """
+    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+        return _reading_vectors(without_peft(model), tokenizer, stack, tokens, example)
     if tokenizer is not None and tokens is not None:
         raise InputError("tokens: expected none with a tokenizer, which has its own names; leave out one of the two")
-    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
-        return _reading_vectors(without_peft(model), tokenizer, stack)
+    if example is not None or isinstance(tokens, Mapping):
+        raise InputError(
+            f"{'tokens' if example is None else 'example'}: expected a function of an input, for a model of vectors; pass "
+            "it in place of a tokenizer"
+        )
     kind = kind_of_encoder(model)
     if kind is not None:
         return _encoder_of_library(model, kind, tokenizer, stack)
@@ -116,10 +125,22 @@ def wrap_model(
     return dataclasses.replace(loaded, load_head=lambda head: copied.model if head in heads else None)
 
 
-def _reading_vectors(given: object, processor: Processor, stack: StackName | None) -> LoadedModel:
-    """A model of images or audio, ready to be observed."""
+def _reading_vectors(
+    given: object,
+    processor: Processor,
+    stack: StackName | None,
+    tokens: Sequence[str] | Mapping[str, Sequence[str]] | None,
+    example: object,
+) -> LoadedModel:
+    """A model of images, audio or other vectors, ready to be observed."""
+    if example is not None and isinstance(given, nn.Module) and not isinstance(given, PreTrainedModel):
+        _check_eager(given)
+        given = PlainModule(given)
     if not isinstance(given, PreTrainedModel):
-        raise InputError(f"model: expected a transformers model that reads images or audio, got {_kind(given)}")
+        raise InputError(
+            f"model: expected a transformers model that reads images or audio, got {_kind(given)}; for a module that reads "
+            "other vectors, pass example=, an input of the function"
+        )
     check_not_quantised(given.config)
     name = str(given.config.name_or_path or type(given).__name__)
     if cross_stack(stack) is not None:
@@ -128,12 +149,21 @@ def _reading_vectors(given: object, processor: Processor, stack: StackName | Non
         check_finite(copied.model, name)
         settings = getattr(given, "generation_config", None)
         return speech_model(copied.model, processor, None, name, settings, copied.require_unchanged)
-    classifies = has_head(given, Head.CLASS)
-    part = given if classifies else tower_of(given)
-    copied = _Copy(part, name, hold=part is not given)
+    classifies = example is None and has_head(given, Head.CLASS)
+    find = tower_of if example is None else base_of
+    part = given if classifies else find(given)
+    copied = _Copy(part, name, hold=part is not given or isinstance(given, PlainModule))
     check_finite(copied.model, name)
     whole = copied.model if classifies else None
-    return vector_model(tower_of(copied.model), processor, name, lambda _head: whole, copied.require_unchanged)
+    return vector_model(
+        find(copied.model),
+        processor,
+        name,
+        lambda _head: whole,
+        copied.require_unchanged,
+        tokens=tokens,
+        example=example,
+    )
 
 
 def _encoder_of_library(

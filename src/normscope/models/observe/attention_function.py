@@ -33,6 +33,7 @@ _HARMLESS_KEYWORDS = frozenset(
         "output_attentions",
         "output_hidden_states",
         "output_router_logits",
+        "return_dict",
         "sliding_window",
         "deterministic",
     }

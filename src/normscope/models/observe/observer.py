@@ -194,6 +194,11 @@ class Observer:
     def block(self, block: Block, token_mask: Tensor, key_mask: Tensor, known_large: bool | None) -> AttentionBlock:
         """A block that has been recognised, with all that can be measured of it."""
         output = self.output_of(block, len(token_mask))
+        if output.inputs.shape[1] != token_mask.shape[1]:
+            raise InputError(
+                f"layer {block.layer} reads {output.inputs.shape[1]} vectors for an input of {token_mask.shape[1]} tokens, so "
+                "which of them are tokens is not known"
+            )
         attention = block_attention(block.trail, token_mask, key_mask, known_large)
         return AttentionBlock(
             layer=block.layer,

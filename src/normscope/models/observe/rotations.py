@@ -43,6 +43,9 @@ def rotate_each_alone(
         if tokens is None:
             return None
         arguments = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        positions = arguments.get("position_ids")
+        if not isinstance(positions, Tensor) or positions.shape[-1] != tokens.shape[1]:
+            return None  # the rows and columns of patches
         return _rotations(module, arguments, tokens)
 
     return module.register_forward_hook(replace, with_kwargs=True)

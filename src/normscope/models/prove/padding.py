@@ -37,6 +37,12 @@ def batching_of(
     """
     if any(parameter.is_meta for parameter in model.parameters()) and execution_device(model).type == "meta":
         return Batching.PADDED
+    if of_vectors := getattr(model, "random_batch", None):
+        with model_code(model, "a probe"), torch.inference_mode():
+            given = [of_vectors(inputs) for inputs in (3, 1)]
+            together, alone = (full_precision(model(**each)[0]) for each in given)
+        is_same = len(given[0]["input_ids"]) == 3 and _same(model, alone[0], together[0])
+        return Batching.EQUAL_LENGTHS if is_same else Batching.SINGLE
     probe = _Probe(model, padding, reads_target=reads_target)
     with model_code(model, "a probe"), torch.inference_mode():
         alone = [probe.outputs([text])[0] for text in probe.texts[:2]]
@@ -79,6 +85,14 @@ class _Probe:
         return [rows[: len(text)] for rows, text in zip(vectors, texts, strict=True)]
 
     def same(self, one: Tensor, other: Tensor) -> bool:
-        """Whether vectors differ by rounding alone; not-a-number is left to the proof."""
-        error = relative_error(one[None], other[None], one[None], torch.ones(1, len(one), dtype=torch.bool))
-        return not error > _TOLERANCE * BOUNDS[self._model.dtype]
+        """See `_same`."""
+        return _same(self._model, one, other)
+
+
+def _same(model: PreTrainedModel, one: Tensor, other: Tensor) -> bool:
+    """Whether vectors differ by rounding alone; not-a-number is left to the proof."""
+    one, other = (
+        each.reshape(1, -1, each.shape[-1]) for each in (one, other)
+    )  # one vector, if a model has pooled them
+    error = relative_error(one, other, one, torch.ones(one.shape[:2], dtype=torch.bool))
+    return not error > _TOLERANCE * BOUNDS[model.dtype]

@@ -83,7 +83,7 @@ class _Untouched(NamedTuple):
     """What leaves it."""
     attention: Mapping[int, Float[Tensor, "batch token model"]]
     """What W_O writes in it, with factors on it."""
-    output: Float[Tensor, "batch token model"]
+    output: Float[Tensor, "*token model"]
     """What the model returns."""
 
 
@@ -217,7 +217,8 @@ class _Proof:
 
     def _untouched(self, inputs: Mapping[str, Tensor]) -> Iterator[_Untouched]:
         """The texts of a batch in the untouched model: together, or alone if rotations depend on the longest text."""
-        if not length_dependent_rotations(self._model):
+        # Inputs that are no texts have one size.
+        if not length_dependent_rotations(self._model) or hasattr(self._model, "random_batch"):
             yield self._record(inputs, slice(None), slice(None))
             return
         for row, length in enumerate(inputs["attention_mask"].sum(dim=1).tolist()):
@@ -316,7 +317,7 @@ class _Comparison:
         for record in self._records if self._layers else ():
             self._add(layer, "output", vectors, record.entered.get(layer + 1, record.left.get(layer)), record)
 
-    def output(self, layers: int, vectors: Float[Tensor, "batch token model"]) -> None:
+    def output(self, layers: int, vectors: Float[Tensor, "*token model"]) -> None:
         """Compare what the model returns."""
         for record in self._records if self._layers else ():
             self._add(layers, "model output after the last", vectors, record.output, record)
@@ -325,6 +326,8 @@ class _Comparison:
         if expected is None or got.ndim != expected.ndim:
             return
         got, mask = got[record.texts, record.tokens], self._token_mask[record.texts, record.tokens]
+        if got.shape[:-1] != mask.shape:  # what the model returns may be pooled, or have no axis of inputs
+            mask = torch.ones(got.shape[:-1], dtype=torch.bool, device=mask.device)
         self.found.append(PartError(layer, part, relative_error(got, expected, expected, mask)))
 
 
