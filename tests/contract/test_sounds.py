@@ -4,6 +4,7 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers
@@ -12,11 +13,15 @@ from tokenizers import pre_tokenizers
 import normscope
 from normscope.alignment.words_in_sounds import proposed_heads, sentences_of
 from normscope.data.audio_files import AudioFiles, recording
-from normscope.data.options import check_dataset
+from normscope.data.encoding import Encoder
+from normscope.data.given_texts import GivenTexts
+from normscope.data.options import DatasetKind, DatasetOptions, check_dataset
 from normscope.data.sounds import Sound, sound_of, time_names
 from normscope.errors import InputError
 from normscope.maths.norms import weighted_norms
-from normscope.models.load.text_batches import batch_from_texts
+from normscope.models.load.text_batches import batch_from_texts, example_of
+from normscope.reporting.options import ReportOptions
+from normscope.running.token_maps import select_examples, token_maps
 from tests.contract.test_configs import composed
 from tests.contract.test_vectors import made
 
@@ -193,8 +198,6 @@ def check_times(times, heads, right):
 
 
 def test_published_heads_have_ranks_and_others_are_proposed():
-    import pandas as pd
-
     shares = {(1, 1): 0.5, (1, 2): 0.95, (2, 1): 0.25, (2, 2): 1.0}
     heads = pd.DataFrame(
         {"layer": layer, "head": head, "method": method, "setting": setting, "right": share, "words": 20}
@@ -313,3 +316,87 @@ def test_files_are_mixed_and_resampled_and_say_so(hearing, tmp_path):
     (tmp_path / "texts").mkdir()
     with pytest.raises(InputError, match="expected audio files .* found none"):
         AudioFiles.at(str(tmp_path / "texts"))
+
+
+def wav2vec2():
+    config = transformers.Wav2Vec2Config(
+        hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS, intermediate_size=48, conv_dim=(8,) * 7,
+        num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2, vocab_size=40,
+    )  # fmt: skip
+    return transformers.Wav2Vec2Model(config), {}
+
+
+def test_sounds_that_are_not_padded_have_frames_for_their_length(tmp_path):
+    made(wav2vec2)[0].float().save_pretrained(tmp_path)
+    transformers.Wav2Vec2FeatureExtractor().save_pretrained(tmp_path)
+    model = normscope.load(tmp_path)
+    assert model.reader.seconds == pytest.approx(0.02)
+    for samples in (12_345, 16_000):
+        (found,) = normscope.decompose(model, sound(samples / RATE)).maps
+        frames = (samples - 400) // 320 + 1  # the field of view of wav2vec 2.0, and the step between frames
+        assert found.keys == tuple(f"{number / 50:.2f} s" for number in range(frames))
+    result = normscope.run("mixing", model=model, texts=[sound(0.5), sound(0.501, 1), sound(0.8, 2)])
+    assert result.facts["sequences"] == 3
+
+
+def test_a_speech_model_is_read_from_its_files(tmp_path, speaking):
+    model = made(whisper)[0].float()
+    start = model.config.decoder_start_token_id
+    model.generation_config = transformers.GenerationConfig(alignment_heads=[[0, 1]], decoder_start_token_id=start)
+    model.save_pretrained(tmp_path)
+    transformers.WhisperProcessor(extractor(), tokenizer_of_bytes()).save_pretrained(tmp_path)
+    loaded = normscope.load(tmp_path, stack="cross")
+    assert loaded.model.generation_config.alignment_heads == [[0, 1]]
+    ours, theirs = (normscope.run("alignment", model=each, texts=[row()]) for each in (loaded, speaking))
+    weights = [each.tables["alignment_heads"].query("method == 'attn_w'")["right"].tolist() for each in (ours, theirs)]
+    assert weights[0] == weights[1]
+    tokenizer = normscope.load(tmp_path, stack="cross", target_language="de").tokenizer
+    assert tokenizer.convert_ids_to_tokens(tokenizer("a").input_ids)[1:3] == ["<|de|>", "<|transcribe|>"]
+    with pytest.raises(InputError, match="target_language=xx: the tokenizer has no such language"):
+        normscope.load(tmp_path, stack="cross", target_language="xx")
+
+
+def test_a_sound_is_drawn_over_time(hearing, tmp_path):
+    result = normscope.decompose(hearing, sound(0.5), layers=[2])
+    (found,), figure = result.maps, result.maps[0].figure(layer=2, measure="attn_n")
+    norms = found.maps["attn_n"][0]
+    np.testing.assert_allclose(figure.rows_of("attn_n").to_numpy()[0], norms[:25, :25].mean(axis=0))
+    behind = norms[:25, 25:].sum() / norms[:25].sum()
+    assert figure.panel_titles["attn_n"].endswith(f"; {behind:.1%} from padding after the sound")
+    np.testing.assert_allclose(figure.high[3], sound(0.5)[960:1280].max(), atol=1e-6)
+    assert (len(figure.low), figure.seconds, figure.wave_seconds) == (25, pytest.approx(0.02), pytest.approx(0.02))
+    result.save(tmp_path)
+    again = normscope.read(tmp_path).maps[0]
+    assert again.sound.keys == 25
+    np.testing.assert_allclose(again.sound.high, found.sound.high, atol=5e-4)
+    picture = result.figure(layer=2)
+    picture.save(tmp_path / "sound.svg")
+    assert "<image" not in (tmp_path / "sound.svg").read_text()
+
+
+def test_words_are_drawn_below_the_wave_where_they_are_spoken(speaking):
+    figure = normscope.run("alignment", model=speaking, texts=[row()], sentences=[1]).figures["alignment_sound"]
+    assert (figure.starts, figure.ends) == tuple(zip(*TIMES, strict=True))
+    rows = figure.rows_of("attn_w")
+    assert rows.index.tolist() == WORDS.split()
+    assert rows.shape == (3, 45)
+
+
+def test_the_explorer_merges_frames_into_stretches(hearing, speaking):
+
+    for model, given in ((hearing, sound(0.5)), (speaking, row(0, 0.5))):
+        encoder = Encoder(model, DatasetOptions(kind=DatasetKind.audio, seed=0))
+        corpus = GivenTexts((example_of(model, given),))
+        options = ReportOptions(tokens=8, examples=1)
+        layers = model.facts.attends
+        ((shown,), _) = token_maps(model, encoder, select_examples(corpus, encoder, options, len(layers)), layers)
+        (whole,) = normscope.decompose(model, given).maps if model is hearing else (None,)
+        assert shown.keys == ("0.00 s", "0.08 s", "0.16 s", "0.24 s", "0.32 s", "0.40 s", "0.48 s")
+        assert (shown.sound.keys, shown.sound.seconds, len(shown.sound.low)) == (7, pytest.approx(0.08), 25)
+        if whole is None:
+            assert shown.unit == "token"
+            continue
+        assert shown.unit == "stretch"
+        of_second = whole.maps["attn_w"][:, 4:8]
+        expected = of_second[:, :, 8:12].sum(axis=-1).mean(axis=-1)
+        np.testing.assert_allclose(shown.maps["attn_w"][:, 1, 2], expected, rtol=1e-5)
