@@ -47,5 +47,5 @@ def _soundfile() -> Any:
     try:
         import soundfile
     except ImportError as error:
-        raise InputError("audio files need soundfile: pip install 'normscope[audio]'") from error
+        raise InputError("audio files need soundfile; run `pip install soundfile`") from error
     return soundfile

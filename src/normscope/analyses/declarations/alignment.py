@@ -61,7 +61,8 @@ class AlignmentOptions(AnalysisConfig):
     )
     """Alignments of other aligners: NAME: FILE, or NAME: {path: FILE, base: 0, direction: source-target}."""
     sentences: list[int] = dataclasses.field(default_factory=list)
-    """Rows of the corpus, from 1, whose maps are drawn; by default, the first three."""
+    """Rows of the corpus, from 1, whose maps are drawn; by default, the first three. Of sounds, one is drawn, by default the
+    first."""
     setting: Setting | None = None
     """Whether maps are drawn of alignment with output (`awo`) or with input (`awi`); by default, the one in which vectors align
     better in their best layer."""
@@ -311,7 +312,7 @@ DECLARED = Declared(
 ALIGNMENT = AnalysisInfo(
     name="alignment",
     title="Word alignment",
-    question="Which source word does each translated word come from?",
+    question="Which source word, or which part of a sound, does each word come from?",
     options=AlignmentOptions,
     implementation="normscope.alignment.analysis:AlignmentAnalysis",
     papers=(KOBAYASHI_2020, DING_2019),
