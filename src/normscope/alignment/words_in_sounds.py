@@ -23,7 +23,8 @@ _MOST = 16
 def best_heads(heads: pd.DataFrame) -> dict[tuple[str, str], tuple[int, int]]:
     """The layer and the head that find most words, by method and setting; the first of several."""
     first = heads.loc[heads.groupby(["method", "setting"], sort=False)["right"].idxmax()]
-    return {(row.method, row.setting): (row.layer, row.head) for row in first.itertuples()}
+    rows = first[["method", "setting", "layer", "head"]].itertuples(index=False)
+    return {(str(method), str(setting)): (int(layer), int(head)) for method, setting, layer, head in rows}
 
 
 def proposed_heads(heads: pd.DataFrame) -> list[list[int]]:

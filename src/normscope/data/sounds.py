@@ -95,17 +95,17 @@ def sound_of(given: object, rate: int) -> tuple[Float[np.ndarray, " sample"], st
         samples = mixed if own == rate else _resampled(mixed, own, rate)
         _check(samples, str(given))
         return samples, title, " and ".join(made)
-    samples = given.numpy(force=True) if isinstance(given, Tensor) else given
-    if not isinstance(samples, np.ndarray) or samples.ndim != 1 or samples.dtype.kind != "f":
+    array = given.numpy(force=True) if isinstance(given, Tensor) else given
+    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind != "f":
         got = describe_type(given)
-        if isinstance(samples, np.ndarray):
-            got = f"an array of shape {samples.shape} of {samples.dtype}"
+        if isinstance(array, np.ndarray):
+            got = f"an array of shape {array.shape} of {array.dtype}"
         raise InputError(
             "expected audio: a file, or samples (a one-dimensional array of floating-point numbers, at the processor's rate of "
             f"{rate:,} Hz; average channels first), got {got}"
         )
-    _check(samples, "audio")
-    return samples, "audio", ""
+    _check(array, "audio")
+    return array, "audio", ""
 
 
 def _check(samples: np.ndarray, name: str) -> None:

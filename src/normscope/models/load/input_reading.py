@@ -174,6 +174,7 @@ class InputReader:
         Raises:
             InputError: If it cannot be read.
         """
+        content: Any
         if self.seconds is not None:
             content, title, remark = sound_of(given, rate_of(self.processor))
         elif not self.of_images:

@@ -24,7 +24,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.errors import InputError, one_line
-from normscope.models.facts import ModelFacts
+from normscope.models.facts import ModelFacts, StackName
 from normscope.models.load.adapters import Adapter, base_model
 from normscope.models.load.loaded import Drawn, LoadedModel
 from normscope.models.load.task_heads import Head, has_head, head_class, task_head
@@ -109,7 +109,7 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         check_pickles(source.folder, options.name)
         check_size(config, source.folder, options.name)
     processor = read_processor(text, source.folder, options.name)
-    stack = None if options.stack is None else options.stack.value
+    stack: StackName | None = None if options.stack is None else options.stack.value
     if processor is not None:
         facts = facts_of_inputs(text, processor, options.name, stack)
         return OpenedModel(options, config, facts, source, adapter, processor)
