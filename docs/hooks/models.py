@@ -1,6 +1,6 @@
 """The page of supported models, from `architectures.csv` (see `docs/architectures.py`)."""
 
-from docs.architectures import stored
+from docs.architectures import stored, stored_towers
 from docs.hooks.markdown import ROOT, code, table
 from normscope.analyses.registry import analyses
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method
@@ -29,6 +29,9 @@ def _generated() -> dict[str, str]:
         "observed": _observed(),
         "refused": _refused(),
         "of cross-attention": ", ".join(of_cross_attention),
+        "counts of towers": _counts_of_towers(),
+        "observed towers": _observed_towers(),
+        "refused towers": _refused_towers(),
     }
 
 
@@ -53,6 +56,32 @@ def _refused() -> str:
         (code(row.model_type), code(row.stack) if row.stack else "", row.reason) for row in stored() if not row.block
     ]
     return table(("`model_type`", "`model.stack`", "why it cannot be observed"), rows)
+
+
+def _counts_of_towers() -> str:
+    rows = []
+    for reads in ("images", "sound"):
+        of_kind = [row for row in stored_towers() if row.reads == reads]
+        blocks = [row for row in of_kind if row.block]
+        layers = sum(row.network == "yes" for row in blocks)
+        untried = sum(row.reason.startswith(("not tried", "needs the package")) for row in of_kind)
+        refused = len(of_kind) - len(blocks) - untried
+        rows.append((reads, *map(str, (len(of_kind), len(blocks), layers, refused, untried))))
+    return table(("reads", "architectures", "attention blocks", "whole layers", "refused", "not tried"), rows)
+
+
+def _observed_towers() -> str:
+    rows = [
+        (code(row.model_type), row.reads, code(row.block), row.network, row.tokens)
+        for row in stored_towers()
+        if row.block
+    ]
+    return table(("`model_type`", "reads", "block", "whole layer", "tokens"), rows)
+
+
+def _refused_towers() -> str:
+    rows = [(code(row.model_type), row.reads, row.reason) for row in stored_towers() if not row.block]
+    return table(("`model_type`", "reads", "why it cannot be observed, or has not been tried"), rows)
 
 
 def _counts() -> str:

@@ -10,7 +10,7 @@ import normscope
 from normscope.data.batching import batches_of, unpacked
 from normscope.data.encoding import Encoder
 from normscope.data.options import DatasetKind, DatasetOptions
-from normscope.data.token_sequence import Batching
+from normscope.data.token_sequence import Batching, OwnInput
 from normscope.errors import InputError
 from normscope.maths.mixing import Method
 from normscope.models.load.text_batches import batch_from_texts
@@ -341,3 +341,34 @@ def test_towers_of_patches_in_a_row_are_read_one_image_at_a_time():
         (found,) = normscope.decompose(wrapped, grid).maps
         assert len(found.queries) == grid[0] * grid[1]
         np.testing.assert_allclose(found.maps["attn_w"][1], weights.mean(dim=0), atol=1e-6)  # angles are in float32
+
+
+def test_what_is_left_of_an_image_keeps_its_rotations(wrapped):
+    """Patches that are taken out are missing in every layer; the others stay at their places."""
+    model = wrapped(dinov3)
+    inputs = batch_from_texts(model, pixels(24, 40)).model_inputs()
+    kept = [0, 2, 3, 5, 9, 17]
+    left = inputs | {"input_ids": inputs["input_ids"][:, kept], "attention_mask": inputs["attention_mask"][:, kept]}
+    tower = model.model.model
+    with torch.no_grad():
+        vectors = tower.embeddings(inputs["pixel_values"])[:, kept]
+        cosine, sine = tower.rope_embeddings(inputs["pixel_values"])
+        turn = tuple(each[[place - 3 for place in kept[2:]]] for each in (cosine, sine))
+        for layer in layers_of(tower):
+            vectors = layer(vectors, position_embeddings=turn)
+        torch.testing.assert_close(model.model(**left)[0], tower.norm(vectors))
+        twice = {name: torch.cat([each, each]) for name, each in left.items()}
+        torch.testing.assert_close(model.model(**twice)[0], tower.norm(vectors).expand(2, -1, -1))
+    result = normscope.run("attribution", model=model, texts=[pixels(24, 40)], progress=False)
+    assert result.tables["attribution_faithfulness"]["mean"].notna().all()
+
+
+def test_an_input_is_hashed_once(wrapped, monkeypatch):
+    model, hashed = wrapped(dinov3), []
+    number = OwnInput._number
+    monkeypatch.setattr(OwnInput, "_number", lambda own, row: hashed.append(row) or number(own, row))
+    batch = batch_from_texts(model, [pixels(24, 40), pixels(24, 40, seed=1)])
+    assert batch.to(torch.device("cpu")).part(1, 2).own.numbers == batch.own.numbers[1:]
+    assert len({*batch.own.numbers}) == 2
+    assert batch.packed()[5, :, 0].tolist() == list(batch.own.numbers)
+    assert hashed == [0, 0]

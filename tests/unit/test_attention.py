@@ -225,3 +225,12 @@ def test_soft_caps_and_sinks_by_brute_force(cap, causal, monkeypatch):
         torch.testing.assert_close(received, alpha.sum(dim=2))
     own = maths.weights_of_pairs(query, key, attended.log_normaliser, 0.6, cap=cap)
     torch.testing.assert_close(own, alpha.diagonal(dim1=-2, dim2=-1))
+
+
+def test_a_mask_that_is_made_once_is_that_of_every_text():
+    """Some encoders of sound make one mask of chunks, of shape (1, 1, query, key)."""
+    visible = torch.arange(6)[:, None] // 2 >= torch.arange(6) // 2
+    mask = masks.mask_of(visible[None, None], (6, 6))
+    query, key, value = (torch.randn(3, 2, 6, 4, dtype=torch.float64) for _ in range(3))
+    expected = (query @ key.mT / 2).masked_fill(~visible, -torch.inf).softmax(-1) @ value
+    torch.testing.assert_close(maths.attention(query, key, value, mask, 0.5).output, expected)

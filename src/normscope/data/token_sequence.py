@@ -70,18 +70,26 @@ class OwnInput:
         """Several in one batch; they have the same shapes."""
         arguments = {name: torch.cat([each.arguments[name] for each in inputs]) for name in inputs[0].arguments}
         titles = tuple(title for each in inputs for title in each.titles)
-        return cls(arguments, titles, tuple(sound for each in inputs for sound in each.sounds))
+        joined = cls(arguments, titles, tuple(sound for each in inputs for sound in each.sounds))
+        return joined._numbered(number for each in inputs for number in each.numbers)
 
     def part(self, start: int, stop: int) -> "OwnInput":
         """Some of the inputs."""
         if len(self.titles) == 1:
             return self
         arguments = {name: given[start:stop] for name, given in self.arguments.items()}
-        return OwnInput(arguments, self.titles[start:stop], self.sounds[start:stop])
+        part = OwnInput(arguments, self.titles[start:stop], self.sounds[start:stop])
+        return part._numbered(self.numbers[start:stop])
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "OwnInput":
         """The same with changed tensors."""
-        return dataclasses.replace(self, arguments={name: change(given) for name, given in self.arguments.items()})
+        changed = {name: change(given) for name, given in self.arguments.items()}
+        return dataclasses.replace(self, arguments=changed)._numbered(self.numbers)
+
+    def _numbered(self, numbers: Iterable[int]) -> "OwnInput":
+        """The same with numbers that are known, so that they are not computed again."""
+        vars(self)["numbers"] = tuple(numbers)
+        return self
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:

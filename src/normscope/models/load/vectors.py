@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError
@@ -155,7 +156,7 @@ class VectorModel(PreTrainedModel):
         self.axes: Axes | None = None if base is None else base.axes
         """The axes of what enters the first layer; None if the shape has to tell."""
         entered = _by_input(_entered(model, self._layer, noise(probe, 0)), 1, None)
-        self._takes_several = self._has_batches() if base is None else base._takes_several
+        self._takes_several: bool = self._has_batches() if base is None else base._takes_several
         self.table: _Table = _Table(entered.shape[1], entered.shape[2]) if base is None else base.table
         self.eval()
 
@@ -207,10 +208,12 @@ class VectorModel(PreTrainedModel):
             inputs: The model's own keyword arguments.
         """
 
+        kept = self._rows(input_ids, inputs)
+
         def enter(
             layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            call = LayerCall(layer, args, kwargs)
+            call = cut(layer, args, kwargs)
             with torch._C.DisableTorchFunction():  # how a model makes them is no part of what is measured
                 vectors = _by_input(call.vectors, len(input_ids), self.axes)
                 self.table.given = self._kept(vectors, input_ids, inputs)
@@ -219,13 +222,44 @@ class VectorModel(PreTrainedModel):
                 call = call.having(begin(self._as_model(vectors, call.vectors)))
             return call.args, dict(call.kwargs)
 
+        def cut(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayerCall:
+            with torch._C.DisableTorchFunction():
+                return (
+                    LayerCall(layer, args, kwargs) if kept is None else _without(LayerCall(layer, args, kwargs), kept)
+                )
+
         known([*inputs.values()])  # they are no tokens' vectors
-        handle = self._layer.register_forward_pre_hook(enter, with_kwargs=True)
-        try:
-            return self.model(**inputs)
-        finally:
-            handle.remove()
-            self.table.given = None
+        with contextlib.ExitStack() as exit_:
+            exit_.callback(vars(self.table).pop, "given", None)
+            exit_.callback(self._layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            for layer in set(_list_of(self.model, self._layer).children()) - {self._layer} if kept is not None else ():
+                handle = layer.register_forward_pre_hook(lambda *each: cut(*each)[1:], with_kwargs=True)
+                exit_.callback(handle.remove)
+            try:
+                return self.model(**inputs)
+            except _DifferentNumbersError:
+                pass
+        each = [
+            self(input_ids[row : row + 1], **{name: given[row : row + 1] for name, given in inputs.items()})
+            for row in range(len(input_ids))
+        ]
+        names = [name for name, value in each[0].items() if isinstance(value, Tensor)]
+        return type(each[0])(**{name: torch.cat([output[name] for output in each]) for name in names})
+
+    def _rows(self, ids: Int[Tensor, "text token"], inputs: Mapping[str, Tensor]) -> dict[int, Tensor | None] | None:
+        """Which tokens are left of all, and which patches of all, by how many there are; None if no token is missing.
+
+        None stands for the patches if texts have different numbers of them.
+        """
+        geometry = None if self.positions is None else self.positions.of(inputs, len(ids))
+        if self.positions is None or geometry is None or ids.shape[1] == len(geometry.names):
+            return None
+        places = self.positions.places(inputs, len(ids))[ids]
+        is_patch = torch.tensor([not name.startswith("[") for name in geometry.names], device=ids.device)
+        numbers, left = is_patch.cumsum(0) - 1, is_patch[places]
+        is_same = len({*left.sum(dim=1).tolist()}) == 1
+        rows = numbers[places][left].view(len(ids), -1) if is_same else None
+        return {int(is_patch.sum()): rows, len(geometry.names): places}
 
     def entering(self, input_ids: Tensor, **inputs: Tensor) -> Float[Tensor, "text token model"]:
         """The tokens' vectors as they enter the first layer; the arguments are those of `forward`."""
@@ -276,6 +310,42 @@ def _by_input(vectors: Float[Tensor, "..."], inputs: int, axes: Axes | None) -> 
     return (Axes.of(vectors, inputs) if axes is None else axes).by_text(vectors, inputs)
 
 
+def _list_of(model: nn.Module, layer: nn.Module) -> nn.Module:
+    """The list that a layer is in."""
+    return next(each for each in model.modules() if layer in each.children())
+
+
+class _DifferentNumbersError(Exception):
+    """A layer has an argument with a row for each patch, of which the texts of a batch have different numbers."""
+
+
+def _without(call: LayerCall, rows: Mapping[int, Int[Tensor, "text kept"] | None]) -> LayerCall:
+    """A call of a layer whose other arguments have a row for each token, or each patch, without those of missing tokens.
+
+    Args:
+        rows: The rows that are left, by how many there are of all.
+
+    Raises:
+        _DifferentNumbersError: If they are not known.
+    """
+
+    def cut(value: Any) -> Any:
+        is_by_token = isinstance(value, Tensor) and value is not call.vectors and value.ndim > 1
+        if not is_by_token or value.shape[-2] not in rows:
+            return value
+        left = rows[value.shape[-2]]
+        if left is None:
+            raise _DifferentNumbersError
+        if value.ndim == 2:  # of all texts, as rotations are
+            return value[left].unsqueeze(1)
+        index = left.view(len(left), *[1] * (value.ndim - 3), -1, 1)
+        is_mask = value.shape[-1] == value.shape[-2]
+        value = value.take_along_dim(index, dim=-2)
+        return value.take_along_dim(index.mT, dim=-1) if is_mask else value
+
+    return LayerCall(call.layer, *tree_map(cut, (call.args, dict(call.kwargs))))
+
+
 class Positions:
     """What the tokens of inputs are, found out once for each shape of an input.
 
@@ -302,8 +372,13 @@ class Positions:
         shared = {id(each): each for each in [*model.parameters(), *model.buffers()]}
         self._model = copy.deepcopy(model, shared)
         self._layer, self._axes = first_layer(self._model, probe), axes
-        self._categories = dict(tokens) if isinstance(tokens, Mapping) else {}
-        self._given = [name for part in self._categories.values() for name in part] if self._categories else tokens
+        self._categories: dict[str, list[str]] = {}
+        self._given: list[str] | None = None
+        if isinstance(tokens, Mapping):
+            self._categories = {name: list(part) for name, part in tokens.items()}
+            self._given = [name for part in self._categories.values() for name in part]
+        elif tokens is not None:
+            self._given = list(tokens)
         self._known: dict[str, Geometry] = {}
         first = self.of(probe)
         self.names = first.names if self._given is None else tuple(self._given)
@@ -459,7 +534,7 @@ class _Input:
         registers = []
         for number, place in enumerate(places, start=1):
             names[place] = f"[{number}]"
-        of_layers = {id(parameter) for parameter in self._layers.parameters()}
+        of_layers = {id(parameter) for parameter in _list_of(self.model, self.layer).parameters()}
         for path, parameter in self.model.named_parameters() if places else ():
             is_vector = 1 <= parameter.ndim <= 3 and parameter.shape[-1] == self.vectors.shape[-1]
             if not is_vector or id(parameter) in of_layers:
@@ -474,11 +549,6 @@ class _Input:
                 names[place] = f"[{kind.upper()}{number if len(changed) > 1 else ''}]"
                 registers += [names[place]] if kind == "register" else []
         return registers
-
-    @property
-    def _layers(self) -> nn.Module:
-        """The list of the layers."""
-        return next(each for each in self.model.modules() if self.layer in each.children())
 
     def _places_of(self, path: str, parameter: Tensor) -> list[int]:
         """Which tokens' vectors a parameter is a part of."""

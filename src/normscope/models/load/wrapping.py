@@ -89,19 +89,13 @@ def wrap_model(
     """
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
         return _reading_vectors(without_peft(model), tokenizer, stack, tokens, example)
-    if tokenizer is not None and tokens is not None:
-        raise InputError("tokens: expected none with a tokenizer, which has its own names; leave out one of the two")
-    if example is not None or isinstance(tokens, Mapping):
-        raise InputError(
-            f"{'tokens' if example is None else 'example'}: expected a function of an input, for a model of vectors; pass "
-            "it in place of a tokenizer"
-        )
+    names = _names_of_ids(tokenizer, tokens, example)
     kind = kind_of_encoder(model)
     if kind is not None:
         return _encoder_of_library(model, kind, tokenizer, stack)
     given = without_peft(model)
     if not isinstance(given, PreTrainedModel):
-        return _wrapped_module(given, tokenizer, stack, inputs, tokens)
+        return _wrapped_module(given, tokenizer, stack, inputs, names)
     if inputs is not None:
         raise InputError(
             f"inputs: expected none for a transformers model, whose forward is known, got {_kind(inputs)}; leave it out"
@@ -120,9 +114,27 @@ def wrap_model(
     with refusal_explained(name):
         facts = facts_of(observed, stack)
     check_shape(observed, facts, name)
-    tokenizer = _checked_tokenizer(tokenizer, tokens, observed, facts, name)
+    tokenizer = _checked_tokenizer(tokenizer, names, observed, facts, name)
     loaded = _loaded(copied, observed, facts, name, tokenizer)
     return dataclasses.replace(loaded, load_head=lambda head: copied.model if head in heads else None)
+
+
+def _names_of_ids(
+    tokenizer: object, tokens: Sequence[str] | Mapping[str, Sequence[str]] | None, example: object
+) -> Sequence[str] | None:
+    """The names that are given for the token ids of a model of texts.
+
+    Raises:
+        InputError: If there is a tokenizer as well, or something that is for models of vectors.
+    """
+    if tokenizer is not None and tokens is not None:
+        raise InputError("tokens: expected none with a tokenizer, which has its own names; leave out one of the two")
+    if example is not None or isinstance(tokens, Mapping):
+        raise InputError(
+            f"{'tokens' if example is None else 'example'}: expected a function of an input, for a model of vectors; pass "
+            "it in place of a tokenizer"
+        )
+    return tokens
 
 
 def _reading_vectors(

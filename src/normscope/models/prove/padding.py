@@ -40,8 +40,8 @@ def batching_of(
     if of_vectors := getattr(model, "random_batch", None):
         with model_code(model, "a probe"), torch.inference_mode():
             given = [of_vectors(inputs) for inputs in (3, 1)]
-            together, alone = (full_precision(model(**each)[0]) for each in given)
-        is_same = len(given[0]["input_ids"]) == 3 and _same(model, alone[0], together[0])
+            several, single = (full_precision(model(**each)[0]) for each in given)
+        is_same = len(given[0]["input_ids"]) == 3 and _same(model, single[0], several[0])
         return Batching.EQUAL_LENGTHS if is_same else Batching.SINGLE
     probe = _Probe(model, padding, reads_target=reads_target)
     with model_code(model, "a probe"), torch.inference_mode():
