@@ -180,6 +180,7 @@ OWNERS = {
                 "patch_maps",
                 "profiles",
                 "scatter",
+                "sound_maps",
                 "style",
                 "word_maps",
             )

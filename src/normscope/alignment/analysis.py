@@ -94,6 +94,15 @@ class AlignmentAnalysis(Analysis):
         }
 
     @classmethod
+    def suited_to(cls, facts: ModelFacts) -> type[Analysis]:
+        """`SpeechAlignment` for a model that reads sounds."""
+        if not facts.reads_vectors:
+            return cls
+        from normscope.alignment.speech import SpeechAlignment
+
+        return SpeechAlignment
+
+    @classmethod
     def requirements(cls, options: AlignmentOptions, _facts: ModelFacts) -> Requirements:
         """The words of both sides, the reference alignments, and for gradients the head that predicts translations."""
         return Requirements(

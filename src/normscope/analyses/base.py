@@ -210,6 +210,11 @@ class Analysis(abc.ABC):
         self.accumulators = {}
 
     @classmethod
+    def suited_to(cls, _facts: ModelFacts) -> "type[Analysis]":
+        """The class that measures such a model: this one, unless it leaves some to another."""
+        return cls
+
+    @classmethod
     def requirements(cls, _options: Any, _facts: ModelFacts) -> Requirements:
         """What the analysis needs, given its options and the model. Called before the weights are loaded."""
         return Requirements()

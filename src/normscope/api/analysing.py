@@ -84,7 +84,7 @@ def run(
         prepared = _prepared_model(model, tokenizer, infos)
         dataset = {"max_length": max_length, "mask_fraction": mask_fraction, "segmentation": segmentation}
         settings = _of_model(prepared, batch_tokens) | {"level": level, "layers": layers, "seed": seed}
-        kind = "text" if prepared.reader is None else "images"
+        kind = "text" if prepared.reader is None else str(prepared.reader.kind)
         settings |= {"dataset": dataset | {"kind": kind, "categories": token_categories or {}}}
         settings |= {"report": {"enabled": False}, "categories": categories, "analysis": _options(infos, options)}
         corpus = GivenTexts(

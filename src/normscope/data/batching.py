@@ -239,8 +239,9 @@ class Batch:
             rows[3, :, : self.token_mask.shape[1]] = self.inherited
         if self.units is not None:
             rows[4, :, : self.token_mask.shape[1]] = self.units
-        if self.own is not None:
-            numbers = torch.tensor(self.own.numbers, device=self.token_mask.device).unsqueeze(1)
+        own = self.own if self.source is None else self.source.own
+        if own is not None:
+            numbers = torch.tensor(own.numbers, device=self.token_mask.device).unsqueeze(1)
             rows[5, :, : self.token_mask.shape[1]] = numbers.where(self.token_mask, -1)
         return rows
 
@@ -326,7 +327,8 @@ def batches_of_window(
             counts.tokens += len(categories)
             numbers = np.bincount(categories, minlength=len(names))
             counts.categories.update(dict(zip(names, numbers.tolist(), strict=True)))
-        for side in (batch,) if batch.source is None else (batch, batch.source):
+        texts = [side for side in (batch, batch.source) if side is not None and (side.own is None or side is batch)]
+        for side in texts:
             kinds = encoder.token_kinds[side.input_ids.numpy()[side.token_mask.numpy()]]
             _, ordinary, unknown = np.bincount(kinds, minlength=3).tolist()
             counts.ordinary += ordinary + unknown
@@ -362,11 +364,8 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
             prompts=torch.tensor([text.prompt for text in texts]),
         )
         return dataclasses.replace(batch, pairing=pairing, rows=tuple(text.row for text in texts))
-    sources = [
-        TokenSequence(sequence.source_ids, words=sequence.source_words, units=sequence.source_units, row=sequence.row)
-        for sequence in sequences
-        if sequence.source_ids is not None
-    ]
+    sources = [sequence.source for sequence in sequences if sequence.source is not None]
+    sequences = [sequence.target for sequence in sequences]
     longest = max(len(sequence.input_ids) for sequence in sequences)
     padding = encoder.tokenizer.pad_token_id
     shape = (len(sequences), longest)
@@ -383,7 +382,7 @@ def collate(sequences: list[TokenSequence], encoder: Encoder) -> Batch:
         columns = slice(len(sequence.input_ids))
         input_ids[row, columns] = sequence.input_ids
         token_mask[row, columns] = True
-        categories[row, columns] = encoder.categories.of_sequence(sequence.input_ids, sequence.inherited)
+        categories[row, columns] = encoder.categories_of(sequence)
         if inherited is not None and sequence.inherited is not None:
             inherited[row, columns] = sequence.inherited
         if words is not None and sequence.words is not None:

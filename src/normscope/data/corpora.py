@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import assert_never
 
 from normscope.data.annotation import SPACES
+from normscope.data.audio_files import AudioFiles
 from normscope.data.conllu_file import ConlluFile
 from normscope.data.examples import Corpus, Example
 from normscope.data.hub import HubDataset
@@ -48,6 +49,8 @@ def open_corpus(options: DatasetOptions) -> Corpus:
             corpus = ToyCorpus(TOY_PAIRS, options.seed)
         case DatasetKind.images:
             corpus = ImageFiles.at(_path(options, "an image, a folder of images or a glob pattern"))
+        case DatasetKind.audio:
+            corpus = AudioFiles.at(_path(options, "an audio file, a folder of them, a glob pattern or a .jsonl file"))
         case DatasetKind.conllu:
             corpus = ConlluFile(Path(_path(options, "a CoNLL-U file")).expanduser())
         case _:

@@ -257,15 +257,63 @@ class OwnInputs(ExampleEncoder):
 
     reader: ReadsInputs
 
-    def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:  # noqa: ARG002
-        """The sequences of the examples; the category of a token depends on its input's size."""
-        sequences = []
-        for example in examples:
-            own = self.reader.read(example.given)
-            ids, kinds = self.reader.tokens(own)
-            inherited = self.sequences.categories.of_words(np.arange(len(ids)), kinds)
-            sequences.append(TokenSequence(np.asarray(ids), own=own, row=example.row, inherited=inherited))
-        return sequences
+    def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
+        """The sequences of the examples; the category of a token depends on its input."""
+        return [self.read(example, counts) for example in examples]
+
+    def read(self, example: Example, counts: CorpusCounts) -> TokenSequence:
+        """The tokens of one input; what was done to a sound's samples is a remark."""
+        own = self.reader.read(example.given)
+        counts.remarks.update(sound.remark for sound in own.sounds if sound.remark)
+        ids, kinds = self.reader.tokens(own)
+        inherited = self.sequences.categories.of_words(np.arange(len(ids)), kinds)
+        return TokenSequence(np.asarray(ids), own=own, row=example.row, inherited=inherited)
+
+
+@dataclasses.dataclass(frozen=True)
+class Transcripts(OwnInputs):
+    """Recordings, which an encoder reads, with what is said in them, which a decoder reads. Nothing is masked.
+
+    The decoder is given what the model itself begins with: the tokens that its tokenizer puts before a text (the start of a
+    transcript, its language, the task), and a space before the first word.
+    """
+
+    decoder_inputs: Callable[[list[int]], list[int]]
+    """Turns the tokens of a transcript into those that the decoder reads."""
+
+    def whole(self, _sequences: Sequences) -> Self:
+        """The same: what is said in a recording cannot be cut as the recording is not."""
+        return self
+
+    def encode(self, examples: Sequence[Example], counts: CorpusCounts) -> list[TokenSequence]:
+        """Sequences of the recordings with a transcript.
+
+        Raises:
+            InputError: If a transcript has more tokens than the decoder reads.
+        """
+        if missing := sum(example.text_pair is None for example in examples):
+            counts.skipped["without a transcript (text)"] += missing
+        return [self._transcribed(example, counts) for example in examples if example.text_pair is not None]
+
+    def _transcribed(self, example: Example, counts: CorpusCounts) -> TokenSequence:
+        annotation = Annotation(()) if example.annotation is None else example.annotation
+        spans = [(start, 1 + end) for start, end in annotation.spans]  # a word has the space before it
+        ids, words, owners, _ = token_words(self.sequences.tokenizer, f" {example.text_pair}", spans)
+        first = int(self.decoder_inputs(ids)[:1] == ids[:1])  # some tokenizers write what others leave to the model
+        most = self.sequences.max_length
+        if most is not None and len(ids) - first > most:
+            raise InputError(
+                f"dataset.path: row {example.row}: the transcript of {example.text} has {len(ids) - first} tokens, expected at "
+                f"most {most}; cut the recording into parts"
+            )
+        heard = self.read(example, counts)
+        return dataclasses.replace(
+            heard,
+            input_ids=np.asarray(self.decoder_inputs(ids[first:]), dtype=np.int64),
+            source_ids=heard.input_ids,
+            words=words[first:],
+            sentence=AnnotatedSentence(annotation, tuple(owners)),
+        )
 
 
 @dataclasses.dataclass(frozen=True)

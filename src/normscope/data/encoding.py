@@ -14,6 +14,7 @@ from normscope.data.encoders import (
     OwnInputs,
     Prompts,
     Texts,
+    Transcripts,
     TranslatedTexts,
 )
 from normscope.data.examples import AS_GIVEN, CorpusCounts, Example
@@ -112,6 +113,8 @@ class Encoder:
         self, model: ReadsTokens, options: DatasetOptions, words: Segmenter | None, column: str | None
     ) -> ExampleEncoder:
         sequences, in_words = self._sequences, self.level is Level.word
+        if model.reader is not None and model.decoder_inputs is not None:
+            return Transcripts(sequences, model.reader, model.decoder_inputs)
         if model.reader is not None:
             return OwnInputs(sequences, model.reader)
         if model.decoder_inputs is not None and not self.separate:
@@ -120,6 +123,12 @@ class Encoder:
         if self.separate:
             return ComparedPairs(sequences, units, column, stride, model.translates, self._prompts)
         return Texts(sequences, units, column, stride, model.translates)
+
+    def categories_of(self, sequence: TokenSequence) -> np.ndarray:
+        """The category of each token of one side of a sequence. Frames that a decoder attends to have no ids of its texts."""
+        if sequence.own is not None and sequence.inherited is not None and self._decodes:
+            return sequence.inherited
+        return self.categories.of_sequence(sequence.input_ids, sequence.inherited)
 
     @property
     def max_length(self) -> int | None:
@@ -234,9 +243,9 @@ def _with_unknown(example: Example, unknown: str) -> Example:
 
 
 def _check(model: ReadsTokens, options: DatasetOptions, longest: int | None, *, separate: bool) -> None:
-    of_images = options.kind is DatasetKind.images
-    if of_images is not (model.reader is not None):
-        reads, expected = ("texts", "text") if of_images else ("images or audio", "images")
+    given = options.kind if options.kind in (DatasetKind.images, DatasetKind.audio) else None
+    if given is not (None if model.reader is None else model.reader.kind):
+        reads, expected = ("texts", "text") if model.reader is None else (model.reader.kind, model.reader.kind)
         raise InputError(f"dataset={options.kind}: {model.name} reads {reads}; set dataset={expected} and dataset.path")
     if model.max_length is not None and longest is not None and longest > model.max_length:
         raise InputError(

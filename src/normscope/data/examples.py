@@ -42,6 +42,8 @@ class Annotation:
     """One value per word, by the name of the column."""
     heads: tuple[int, ...] | None = None
     """The word that each word depends on, counted from 0, or ROOT; None if the text has no tree."""
+    times: tuple[tuple[float, float], ...] | None = None
+    """When each word of a transcript starts and ends in its recording, in seconds; None if that is not known."""
 
 
 @dataclasses.dataclass(frozen=True)

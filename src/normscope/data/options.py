@@ -29,6 +29,7 @@ class DatasetKind(enum.StrEnum):
     parallel = "parallel"
     toy = "toy"
     images = "images"
+    audio = "audio"
 
 
 class Segmentation(enum.StrEnum):
@@ -78,8 +79,9 @@ class DatasetOptions(Options):
     kind: DatasetKind = MISSING
     """Where examples come from; presets set it."""
     path: FilePath | None = None
-    """For `text`, a file (.txt, .jsonl, .csv or .tsv, optionally gzipped; .parquet), a folder or a glob pattern; for `images`,
-    an image, a folder or a glob pattern; for `hub`, the dataset's name; for `conllu`, the treebank."""
+    """For `text`, a file (.txt, .jsonl, .csv or .tsv, optionally gzipped; .parquet), a folder or a glob pattern; for `images`
+    and `audio`, a file, a folder or a glob pattern, and for `audio` also a .jsonl file of recordings with transcripts; for
+    `hub`, the dataset's name; for `conllu`, the treebank."""
     pair_path: FilePath | None = None
     """File of the second texts, line by line with those of `path`."""
     separator: BlankText | None = None
@@ -128,7 +130,7 @@ class DatasetOptions(Options):
 
 
 _READ_BY = {
-    "path": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub, DatasetKind.conllu, DatasetKind.images},
+    "path": {*DatasetKind} - {DatasetKind.sample, DatasetKind.toy},
     "text_column": {DatasetKind.text, DatasetKind.parallel, DatasetKind.hub},
     "pair_column": {DatasetKind.text, DatasetKind.hub},
     "score_column": {DatasetKind.text, DatasetKind.hub},
@@ -157,15 +159,15 @@ def check_dataset(options: DatasetOptions) -> None:
         raise InputError(
             "dataset=conllu has sentences of annotated words; leave out dataset.segmentation and dataset.wikitext"
         )
-    if options.kind is DatasetKind.images:
-        _check_images(options)
+    if options.kind in (DatasetKind.images, DatasetKind.audio):
+        _check_inputs(options)
     if options.chat_template:
         _check_conversations(options)
     if options.stride and options.segmentation is not Segmentation.window:
         raise InputError(f"dataset.stride={options.stride} is for dataset.segmentation=window")
 
 
-def _check_images(options: DatasetOptions) -> None:
+def _check_inputs(options: DatasetOptions) -> None:
     of_texts = {
         "max_length": options.max_length is not None,
         "segmentation": options.segmentation is not Segmentation.none,
@@ -174,7 +176,7 @@ def _check_images(options: DatasetOptions) -> None:
     }
     for key, given in of_texts.items():
         if given:
-            raise InputError(f"dataset.{key} is for texts, but dataset=images has images; leave it out")
+            raise InputError(f"dataset.{key} is for texts, but dataset={options.kind} has {options.kind}; leave it out")
 
 
 def _check_conversations(options: DatasetOptions) -> None:

@@ -14,6 +14,8 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.categories import TokenCategories
 from normscope.data.examples import Annotation, CorpusCounts, TextRule
+from normscope.data.options import DatasetKind
+from normscope.data.sounds import Sound
 
 Segmenter = Callable[[str], list[tuple[int, int]]]
 """Splits a text into words, each a start and an end."""
@@ -59,26 +61,30 @@ class OwnInput:
     arguments: Mapping[str, Tensor]
     """Keyword arguments of the model, each with an axis of inputs first; of a single input, as the model takes them."""
     titles: tuple[str, ...]
-    """What each input is called: the name of an image's file."""
+    """What each input is called: the name of its file."""
+    sounds: tuple[Sound, ...] = ()
+    """What is heard in each input, if these are sounds."""
 
     @classmethod
     def joined(cls, inputs: Sequence["OwnInput"]) -> "OwnInput":
         """Several in one batch; they have the same shapes."""
         arguments = {name: torch.cat([each.arguments[name] for each in inputs]) for name in inputs[0].arguments}
-        joined = cls(arguments, tuple(title for each in inputs for title in each.titles))
+        titles = tuple(title for each in inputs for title in each.titles)
+        joined = cls(arguments, titles, tuple(sound for each in inputs for sound in each.sounds))
         return joined._numbered(number for each in inputs for number in each.numbers)
 
     def part(self, start: int, stop: int) -> "OwnInput":
         """Some of the inputs."""
         if len(self.titles) == 1:
             return self
-        part = OwnInput({name: given[start:stop] for name, given in self.arguments.items()}, self.titles[start:stop])
+        arguments = {name: given[start:stop] for name, given in self.arguments.items()}
+        part = OwnInput(arguments, self.titles[start:stop], self.sounds[start:stop])
         return part._numbered(self.numbers[start:stop])
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "OwnInput":
         """The same with changed tensors."""
-        changed = OwnInput({name: change(given) for name, given in self.arguments.items()}, self.titles)
-        return changed._numbered(self.numbers)
+        changed = {name: change(given) for name, given in self.arguments.items()}
+        return dataclasses.replace(self, arguments=changed)._numbered(self.numbers)
 
     def _numbered(self, numbers: Iterable[int]) -> "OwnInput":
         """The same with numbers that are known, so that they are not computed again."""
@@ -102,6 +108,16 @@ class OwnInput:
 @runtime_checkable
 class ReadsInputs(Protocol):
     """Makes the inputs of a model that reads no token ids."""
+
+    @property
+    def kind(self) -> DatasetKind:
+        """What data sets of such inputs are called."""
+        ...
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All names of tokens; the place of each is its number."""
+        ...
 
     @property
     def categories(self) -> Sequence[str]:
@@ -156,7 +172,29 @@ class TokenSequence:
     unmasked: np.ndarray | None = None
     """`input_ids` before some of them were masked; None if none was."""
     own: OwnInput | None = None
-    """What the model is given instead of `input_ids`, which then are the places of its tokens."""
+    """What the model is given instead of `input_ids`, or of `source_ids` if there are any, which then are the places of its
+    tokens. `inherited` belongs to these."""
+
+    @property
+    def source(self) -> "TokenSequence | None":
+        """The encoder's input, if `input_ids` are the decoder's."""
+        if self.source_ids is None:
+            return None
+        inherited = None if self.own is None else self.inherited
+        return TokenSequence(
+            self.source_ids,
+            words=self.source_words,
+            units=self.source_units,
+            row=self.row,
+            inherited=inherited,
+            own=self.own,
+        )
+
+    @property
+    def target(self) -> "TokenSequence":
+        """The sequence without what belongs to the encoder's input."""
+        alone = self.source_ids is None or self.own is None
+        return self if alone else dataclasses.replace(self, inherited=None, own=None)
 
     @property
     def all_tokens(self) -> np.ndarray:

@@ -72,6 +72,8 @@ class ModelFacts:
     """Whether a router chooses among experts. Rounding may change its choice."""
     places: Places = ANYWHERE
     """Where its layers are."""
+    reads_vectors: bool = False
+    """Whether it reads images or audio instead of token ids; a decoder beside it reads ids all the same."""
     writes_between: bool = False
     """Whether something is added to the hidden vectors between layers."""
     calls_function: bool = True

@@ -92,10 +92,11 @@ def _lookups(model: PreTrainedModel, length: int, *, reads_target: bool) -> dict
 
 def after_encoder(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs of an encoder–decoder whose encoder has run."""
-    source = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    source = {name: given for name, given in inputs.items() if not name.startswith(("decoder_", "use_"))}
     encoded = model.get_encoder()(**source)  # type: ignore[operator]
     begin(encoded.last_hidden_state)
-    return {**{name: given for name, given in inputs.items() if name != "input_ids"}, "encoder_outputs": encoded}
+    others = {name: given for name, given in inputs.items() if name not in source or name == "attention_mask"}
+    return {**others, "encoder_outputs": encoded}
 
 
 class Lookups(TorchFunctionMode):

@@ -22,6 +22,7 @@ from normscope.reporting.figures.lines import lines
 from normscope.reporting.figures.patch_maps import patch_maps
 from normscope.reporting.figures.profiles import profiles
 from normscope.reporting.figures.scatter import scatter
+from normscope.reporting.figures.sound_maps import sound_maps
 from normscope.reporting.figures.style import points, styled
 from normscope.reporting.figures.word_maps import word_maps
 from normscope.reporting.options import ENLARGED, PAGE, SCREEN, SLIDE, Appearance, FigureOptions, appearance
@@ -35,6 +36,7 @@ from normscope.results.figures import (
     PatchMaps,
     Profiles,
     Scatter,
+    SoundMaps,
     WordMaps,
 )
 from normscope.untrusted.writing import write_named
@@ -205,6 +207,8 @@ def laid_out(figure: Figure, width: float = PAGE, *, caption: bool = True) -> Ca
             canvas = word_maps(figure, width)
         case PatchMaps():
             canvas = patch_maps(figure, width)
+        case SoundMaps():
+            canvas = sound_maps(figure, width)
         case ColouredText():
             canvas = coloured_text(figure, width)
         case _:

@@ -284,6 +284,63 @@ class PatchMaps:
 
 
 @dataclasses.dataclass(frozen=True)
+class SoundMaps:
+    """What the frames of a sound give, over time, below its wave: a curve for each row, in panels with scales of their own."""
+
+    table: pd.DataFrame
+    """The columns `panel`, `row` from 0, `label` of the row, `place` in time from 0, and `value`, which is not negative."""
+    low: Sequence[float]
+    """The lowest sample of each frame, from −1 to 1."""
+    high: Sequence[float]
+    """The highest one."""
+    seconds: float
+    """From one value to the next."""
+    wave_seconds: float
+    """From one frame to the next."""
+    panel_titles: Mapping[str, str]
+    caption: str
+    starts: Sequence[float] = ()
+    """Where what a row is about begins in the sound, in seconds; empty if rows are about no part of it."""
+    ends: Sequence[float] = ()
+
+    @classmethod
+    def of(
+        cls,
+        values: Mapping[str, Float[np.ndarray, "row place"]],
+        labels: Sequence[str],
+        panel_titles: Mapping[str, str],
+        wave: Float[np.ndarray, "frame 2"],
+        seconds: float,
+        wave_seconds: float,
+        spans: Sequence[tuple[float, float]] = (),
+        *,
+        caption: str,
+    ) -> "SoundMaps":
+        """A figure of arrays.
+
+        Args:
+            values: By panel.
+            labels: The names of the rows.
+            wave: `low` and `high`.
+            spans: `starts` and `ends`.
+        """
+        cells = tidy(
+            {"label": np.array(labels, dtype=object)[:, None], "value": np.stack([*values.values()]).astype(float)},
+            panel=list(values),
+            row=range(len(labels)),
+            place=range(next(iter(values.values())).shape[1]),
+        )
+        low, high = (tuple(map(float, ends)) for ends in wave.T)
+        starts, ends = (tuple(float(span[end]) for span in spans) for end in (0, 1))
+        return cls(cells, low, high, seconds, wave_seconds, panel_titles, caption, starts, ends)
+
+    def rows_of(self, panel: str) -> pd.DataFrame:
+        """The curves of a panel: a row for each, with its label, and a column for each value."""
+        cells = self.table[self.table["panel"] == panel]
+        return cells.pivot(index=["row", "label"], columns="place", values="value").reset_index("row", drop=True)
+
+
+@dataclasses.dataclass(frozen=True)
 class ColouredText:
     """Texts whose tokens are coloured by what each adds or subtracts, with one scale."""
 
@@ -365,7 +422,7 @@ def are_ranked(pairs: Sequence[TextPair]) -> bool:
     return len(pairs) > 1 and len({tuple(pair.tokens_a) for pair in pairs}) == 1
 
 
-Figure = Heatmaps | Lines | Profiles | Scatter | Dots | WordMaps | PatchMaps | ColouredText
+Figure = Heatmaps | Lines | Profiles | Scatter | Dots | WordMaps | PatchMaps | SoundMaps | ColouredText
 """What can be drawn."""
 
 

@@ -14,9 +14,10 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from normscope.errors import InputError, one_line, printable
-from normscope.results.figures import PatchMaps, WordMaps
+from normscope.results.figures import PatchMaps, SoundMaps, WordMaps
 from normscope.results.run_tables import metadata
 from normscope.results.table_files import parquet_metadata, write_parquet
+from normscope.results.token_labels import labels
 from normscope.rounding import percentage
 from normscope.statistics.tidy import tidy
 from normscope.untrusted.plain_data import parsed_json
@@ -121,6 +122,35 @@ class PatchedImage:
         return PatchMaps(table, self.png, titles, beside, caption)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeardSound:
+    """A sound whose frames, or stretches of them, are the keys, one after the other; what is behind them is padding."""
+
+    low: tuple[float, ...]
+    """The lowest sample of each frame, from −1 to 1."""
+    high: tuple[float, ...]
+    """The highest one."""
+    wave_seconds: float
+    """From one frame to the next."""
+    seconds: float
+    """From one key to the next."""
+    keys: int
+    """Number of keys that are no padding."""
+
+    def packed(self) -> dict[str, Any]:
+        """The sound in JSON's types, with samples as far as they can be seen."""
+        low, high = ([round(sample, 3) for sample in samples] for samples in (self.low, self.high))
+        return dataclasses.asdict(self) | {"low": low, "high": high}
+
+    @classmethod
+    def unpacked(cls, content: Any) -> "HeardSound | None":
+        """The sound that `packed` has written."""
+        if content is None:
+            return None
+        low, high = (tuple(map(float, content[name])) for name in ("low", "high"))
+        return cls(low, high, float(content["wave_seconds"]), float(content["seconds"]), int(content["keys"]))
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TokenMap:
     """What each token or word of a text takes from every other, by measure, layer and head, in float32 or float64.
@@ -157,11 +187,13 @@ class TokenMap:
     tree: "DependencyTree | None" = None
     """The gold tree of an annotated sentence."""
     unit: str = "token"
-    """What the queries and keys are: `token` or `word`."""
+    """What the queries and keys are: `token`, `word`, or `stretch` of several frames of a sound."""
     is_difference: bool = False
     """Whether values are differences from another map; for measures that cannot be negative, between shares of a row."""
     image: PatchedImage | None = None
     """The image whose patches are the last tokens."""
+    sound: HeardSound | None = None
+    """The sound whose frames are the keys."""
     categories: tuple[str, ...] = ()
     """The category of each key, as in the tables of a run; empty outside of runs."""
 
@@ -233,7 +265,7 @@ class TokenMap:
             return self.layers[-1]
         return self.layers[int(np.abs(self.maps[self.leading]).max(axis=(1, 2)).argmax())]
 
-    def figure(self, layer: int | None = None, measure: str | None = None) -> WordMaps | PatchMaps:
+    def figure(self, layer: int | None = None, measure: str | None = None) -> WordMaps | PatchMaps | SoundMaps:
         """Describe the maps of one layer side by side, without single heads; signed ones only if there are no others.
 
         This is what a figure shows; `Result.figure(layer=3)` draws it.
@@ -255,6 +287,8 @@ class TokenMap:
         number = self.first_layer if layer is None else layer
         if self.image is not None and unsigned:
             return self._on_image(self.image, number, titles)
+        if self.sound is not None and unsigned:
+            return self._over_time(self.sound, number, titles)
         where = f"{'up to' if CUMULATIVE_MEASURES.intersection(titles) else 'in'} layer {number}"
         what = f"How much each {self.unit} (row) receives from each {self.unit} (column) {where}"
         table = tidy(
@@ -294,6 +328,27 @@ class TokenMap:
         if before:
             caption += " Below each map: the share that it takes from tokens other than patches."
         return image.maps(patches, titles, beside, caption)
+
+    def _over_time(self, sound: HeardSound, layer: int, titles: Mapping[str, str]) -> SoundMaps:
+        """What all tokens of a sound take on average from each of its frames in a layer; of another text, what each takes."""
+        values, panels = {}, {}
+        for measure, title in titles.items():
+            rows = self.maps[measure][self.layers.index(layer)]
+            rows = rows if self.is_cross_attention else rows[: sound.keys].mean(axis=0, keepdims=True)
+            values[measure] = rows[:, : sound.keys]
+            share = float(rows[:, sound.keys :].sum()) / max(float(rows.sum()), np.finfo(rows.dtype).tiny)
+            behind = f"; {percentage(share)} from padding after the sound" if rows.shape[1] > sound.keys else ""
+            panels[measure] = f"{title}{behind}"
+        who = "each token takes" if self.is_cross_attention else "the tokens of the sound take on average"
+        return SoundMaps.of(
+            values,
+            labels(self.queries) if self.is_cross_attention else ("",),
+            panels,
+            np.array([sound.low, sound.high]).T,
+            sound.seconds,
+            sound.wave_seconds,
+            caption=f"{self.title}: what {who} from each part of the sound in layer {layer}.",
+        )
 
     def _cells(self, measure: str, layer: int) -> np.ndarray:
         """The map of one layer as it is drawn: NaN where a query cannot see a key."""
@@ -388,6 +443,7 @@ def _text(text: TokenMap) -> dict[str, Any]:
         "maps": list(text.maps),
         "head_maps": list(text.head_maps),
         "tree": None if text.tree is None else dataclasses.asdict(text.tree),
+        "sound": None if text.sound is None else text.sound.packed(),
         "image": None
         if text.image is None
         else {"png": text.image.png, "grid": text.image.grid, "title": text.image.title},
@@ -443,6 +499,7 @@ def _read(text: dict[str, Any], rows: pd.DataFrame) -> TokenMap:
         unit=text["unit"],
         is_difference=bool(text.get("is_difference")),
         image=_image(text.get("image")),
+        sound=HeardSound.unpacked(text.get("sound")),
         categories=tuple(map(str, text.get("categories") or ())),
     )
 

@@ -294,6 +294,7 @@ def _show_counts(run: Run) -> None:
     expected = set(run.plan.categories)
     if options.categories == "all":  # nobody has asked for a category that the vocabulary does not have
         expected -= run.plan.encoder.categories.impossible
+        expected -= set() if run.plan.model.reader is None else {"other"}
         expected -= set() if options.dataset.mask_fraction > 0 else {"mask"}
     missing = [category for category in _missing_categories(run) if category in expected]
     if missing:

@@ -255,8 +255,8 @@ def _needs(
 ) -> dict[type[Analysis], Requirements]:
     """What the enabled analyses need of the model."""
     known = known_analyses()
-    kinds = [known[name].load() for name in enabled_analyses(options)]
     facts = inputs.facts
+    kinds = [known[name].load().suited_to(facts) for name in enabled_analyses(options)]
     _refuse_other_attention(kinds, facts)
     needs = {kind: kind.requirements(getattr(options, kind.info.name), facts) for kind in kinds}
     _refuse_missing_feed_forward(needs, model, facts)
@@ -269,6 +269,11 @@ def _refuse_other_attention(kinds: Sequence[type[Analysis]], facts: ModelFacts) 
         if kind.info.requires_cross_attention and not facts.is_cross_attention:
             raise InputError(
                 f"analysis={kind.info.name} needs cross-attention, which is not observed here; set model.stack=cross"
+            )
+        if facts.is_cross_attention and facts.reads_vectors and not kind.info.requires_cross_attention:
+            raise InputError(
+                f"model.stack=cross: the cross-attention to a sound is measured by analysis=alignment alone, not by "
+                f"analysis={kind.info.name}; leave out model.stack to measure the encoder"
             )
         if facts.is_cross_attention and not kind.info.supports_cross_attention:
             others = [name for name, info in known_analyses().items() if info.supports_cross_attention]

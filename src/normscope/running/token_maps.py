@@ -29,9 +29,12 @@ from normscope.models.observe.check import Check
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.observer import Observer
 from normscope.reporting.options import FEWEST_TOKENS, ReportOptions
-from normscope.results.maps import DependencyTree, PatchedImage, TokenMap
+from normscope.results.maps import DependencyTree, HeardSound, PatchedImage, TokenMap
 from normscope.rounding import counted
 from normscope.streams import Progress, no_bar
+
+STRETCH = "stretch"
+"""What several frames of a sound are called that are shown as one."""
 
 SHARE = "share"
 """The measure of signed shares."""
@@ -97,7 +100,8 @@ def select_examples(
     Raises:
         InputError: If the user's text is empty or too long for the model.
     """
-    window = encoder.windowed(max(FEWEST_TOKENS, min(options.tokens, math.isqrt(_BUDGET // (maps * layers)))))
+    longest = max(FEWEST_TOKENS, min(options.tokens, math.isqrt(_BUDGET // (maps * layers))))
+    window = encoder.windowed(longest)
     if options.text is not None:
         return [_user_text(options.text, encoder.unmasked(), window)]
     short: list[ExplorerText] = []
@@ -109,7 +113,8 @@ def select_examples(
             continue
         sequences = window.encode([example], counts := CorpusCounts())
         if sequences:
-            (cut if counts.cut else short).append(ExplorerText(sequences[0], bool(counts.cut)))
+            sequence = _in_stretches(sequences[0], longest)
+            (cut if counts.cut else short).append(ExplorerText(sequence, bool(counts.cut)))
             del cut[options.examples :]
     return [*short, *cut][: options.examples]
 
@@ -157,7 +162,8 @@ def token_maps(
     observer = Observer(model.model, model.facts, layers, feed_forward=feed_forward, projections=False)
     maps = maps_per_layer(model.facts, feed_forward=feed_forward) + added_maps
     # Between words, ‖αf(x)‖ is no product of α and ‖f(x)‖, so both are kept for every pair.
-    heads = model.facts.heads_of[layers[0]] * (1 + (encoder.level is Level.word))
+    merged = encoder.level is Level.word or any(text.sequence.own is not None for text in texts)
+    heads = model.facts.heads_of[layers[0]] * (1 + merged)
     made, left_out, remaining = [], [], _BUDGET
     for number, text in enumerate(progress(texts, len(texts), "texts"), start=1):
         values = text.pairs * len(layers)
@@ -204,7 +210,7 @@ def _map(
     feed_forward: bool,
 ) -> TokenMap:
     batch = collate([text.sequence], encoder)
-    words = batch.units is not None
+    words = batch.keys.units is not None
 
     def heads(units: GroupedBlock) -> dict[str, Tensor]:
         if not single_heads:
@@ -316,7 +322,7 @@ def without_values(model: LoadedModel, batch: Batch) -> TokenMap:
     The title is the text as the tokenizer decodes it, source → target in an encoder–decoder's decoder, or an input's own.
     """
     sides = [batch] if batch.source is None else [batch.source, batch]
-    queries, keys = (side.unit_texts(model.tokenizer) for side in (batch, batch.keys))
+    queries, keys = (_texts_of(model, side) for side in (batch, batch.keys))
     special = set(map(str, model.tokenizer.all_special_tokens))
     tree = None
     words: tuple[tuple[int, ...] | None, tuple[int, ...] | None] = None, None
@@ -326,21 +332,62 @@ def without_values(model: LoadedModel, batch: Batch) -> TokenMap:
         numbers, tree = annotated
         words = words if batch.units is not None else (numbers, numbers)
     query_words, key_words = words if None not in words else (None, None)
+    sound = heard_sound(batch.keys)
     return TokenMap(
         title=" → ".join(
-            str(model.tokenizer.decode(side.input_ids[0].tolist(), skip_special_tokens=True)) for side in sides
-        )
-        if batch.own is None
-        else batch.own.titles[0],
+            str(model.tokenizer.decode(side.input_ids[0].tolist(), skip_special_tokens=True))
+            if side.own is None
+            else side.own.titles[0]
+            for side in sides
+        ),
         queries=queries,
         keys=keys,
         is_cross_attention=batch.is_cross_attention,
         query_words=query_words,
         key_words=key_words,
         tree=tree,
-        unit=str(Level.token if batch.units is None else Level.word),
+        unit=str(_unit_of(batch)),
         image=patched_image(model, batch),
+        sound=sound,
     )
+
+
+def _texts_of(model: LoadedModel, side: Batch) -> tuple[str, ...]:
+    """What the tokens of a batch of one are called, or its words."""
+    if side.own is None or model.reader is None:
+        return side.unit_texts(model.tokenizer)
+    places = side.input_ids[0].tolist() if side.units is None else side.partition.first[0].tolist()
+    return tuple(model.reader.names[place] for place in places)
+
+
+def _unit_of(batch: Batch) -> str:
+    """What the queries of a batch are called."""
+    if batch.units is None or (batch.is_cross_attention and batch.keys.own is not None):
+        return Level.token
+    return Level.word if batch.own is None else STRETCH
+
+
+def heard_sound(side: Batch) -> HeardSound | None:
+    """The sound whose frames, or stretches of them, are the tokens of a batch of one."""
+    if side.own is None or not side.own.sounds:
+        return None
+    (sound,) = side.own.sounds
+    low, high = (tuple(ends.tolist()) for ends in sound.extremes[: sound.frames].T)
+    each = 1 if side.units is None else int((side.units[0] == 0).sum())
+    return HeardSound(low, high, sound.seconds, each * sound.seconds, math.ceil(sound.frames / each))
+
+
+def _in_stretches(sequence: TokenSequence, most: int) -> TokenSequence:
+    """A sound whose frames are merged into at most so many stretches of one length, without padding after it."""
+    if sequence.own is None or not sequence.own.sounds:
+        return sequence
+    (sound,) = sequence.own.sounds
+    each = math.ceil(sound.frames / most)
+    places = np.arange(len(sound.loudness))
+    units = np.where(places < sound.frames, places // each, NO_WORD)
+    if sequence.source_ids is None:
+        return dataclasses.replace(sequence, units=units)
+    return dataclasses.replace(sequence, units=np.arange(len(sequence.input_ids)), source_units=units)
 
 
 def patched_image(model: LoadedModel, batch: Batch) -> PatchedImage | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from omegaconf import II
+from pydantic import Field
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo, RunSettings
 from normscope.analyses.papers import DING_2019, KOBAYASHI_2020
@@ -60,7 +61,8 @@ class AlignmentOptions(AnalysisConfig):
     )
     """Alignments of other aligners: NAME: FILE, or NAME: {path: FILE, base: 0, direction: source-target}."""
     sentences: list[int] = dataclasses.field(default_factory=list)
-    """Rows of the corpus, from 1, whose maps are drawn; by default, the first three."""
+    """Rows of the corpus, from 1, whose maps are drawn; by default, the first three. Of sounds, one is drawn, by default the
+    first."""
     setting: Setting | None = None
     """Whether maps are drawn of alignment with output (`awo`) or with input (`awi`); by default, the one in which vectors align
     better in their best layer."""
@@ -71,6 +73,8 @@ class AlignmentOptions(AnalysisConfig):
     """Standard deviation of this noise, as a share of the range of the values of a sentence's embeddings."""
     seed: Seed = II("seed")
     """Seed of this noise."""
+    tolerance: Annotated[float, Field(ge=0)] = 0.1
+    """In sounds, the seconds by which the frame of largest value may lie outside its word."""
 
     def validate(self, run: RunSettings) -> None:
         """Check that the run has cross-attention to align by and links to compare with.
@@ -82,7 +86,9 @@ class AlignmentOptions(AnalysisConfig):
             raise InputError(
                 f"model.stack={run.model.stack}: analysis=alignment needs cross-attention; leave model.stack out"
             )
-        if self.gold.path is None and run.dataset.kind != "toy":
+        if run.dataset.kind == "audio":
+            self._check_sounds()
+        elif self.gold.path is None and run.dataset.kind != "toy":
             raise InputError(
                 "analysis.alignment.gold.path is not set: expected a file of word alignments, with lines such as `1-2 3p4`, "
                 "for dataset=parallel"
@@ -92,6 +98,15 @@ class AlignmentOptions(AnalysisConfig):
                 raise InputError(
                     f"analysis.alignment.baselines.{name}: expected a name of letters, digits, _, ., + and -, and none of "
                     f"{', '.join(METHOD.titles)}"
+                )
+
+    def _check_sounds(self) -> None:
+        """Refuse what is for translations."""
+        of_links = {"gold.path": self.gold.path, "baselines": self.baselines, "smoothgrad": self.smoothgrad}
+        for key, value in of_links.items():
+            if value:
+                raise InputError(
+                    f"analysis.alignment.{key} is for translations, but dataset=audio has sounds; leave it out"
                 )
 
 
@@ -137,6 +152,11 @@ _LAYERS_BY_NORM: Where = {"method": "attn_n", **_LAYERS}
 _HEADS_BY_NORM: Where = {"method": "attn_n", **_HEADS}
 _NAME = "<method>/<setting>"
 _LARGEST = "attn_n/<setting>/largest_norm"
+_FINDING = {
+    "right": "words found by the best head (%)",
+    "layer": "layer of the head that finds most words",
+    "head": "head that finds most words",
+}
 _WORDS = {"aer": _ERROR_RATE, "precision": "precision", "recall": "recall"}
 
 
@@ -216,6 +236,36 @@ DECLARED = Declared(
                 "link": Column("Whether the target word is aligned with the source word by this map.", kind="truth"),
             },
         ),
+        "heads": Table(
+            rows=(LAYER, HEAD, METHOD, SETTING),
+            per="layer, head, method and setting, for sounds",
+            values={
+                "rank": Column("Rank of the head by `right`, from 1; equal ones share the first.", kind="whole"),
+                "right": Column(
+                    "Share of words whose frame of largest value lies inside the word, give or take the tolerance.",
+                    label="words found (%)",
+                ),
+                "words": Column("Number of words.", kind="whole"),
+                "published": Column(
+                    "Whether the model's generation config names the head (`alignment_heads`).", kind="truth"
+                ),
+            },
+        ),
+        "times": Table(
+            rows=(_ROW, Axis("word", "Number of the word, from 1.", kind="whole"), METHOD, SETTING),
+            per="word, method and setting, for sounds",
+            values={
+                "text": Column("The word, as its tokens spell it.", kind="text"),
+                "start": Column("When the word starts.", unit="second"),
+                "end": Column("When the word ends.", unit="second"),
+                "layer": Column("Layer of the head that finds most words, from 1.", kind="whole"),
+                "head": Column("This head, from 1.", kind="whole"),
+                "seconds": Column(
+                    "The middle of the frame of largest value in this head; missing without one.", unit="second"
+                ),
+                "right": Column("Whether it lies inside the word, give or take the tolerance.", kind="truth"),
+            },
+        ),
     },
     metrics=(
         Rollup(
@@ -241,6 +291,20 @@ DECLARED = Declared(
             Rollup(f"<method>/{rate}", f"{meaning} of another aligner.", of=f"aer.{rate}", where={"layer": 0})
             for rate, meaning in (("aer", "Error rate"), ("precision", "Precision"), ("recall", "Recall"))
         ),
+        *(
+            Rollup(f"{_NAME}/found/{name}", f"The {label}.", of=f"heads.{name}", how=at_largest("right"), label=label)
+            for name, label in _FINDING.items()
+        ),
+        *(
+            Rollup(
+                f"{_NAME}/found/{which}",
+                f"Mean share of words that {which} heads find.",
+                of="heads.right",
+                where={"published": published},
+                label=f"words found by {which} heads (%)",
+            )
+            for which, published in (("published", True), ("other", False))
+        ),
     ),
     curves=(Rollup(f"{_NAME}/aer", "Alignment error rate of a layer as a whole.", of="aer.aer", where=_LAYERS),),
 )
@@ -248,7 +312,7 @@ DECLARED = Declared(
 ALIGNMENT = AnalysisInfo(
     name="alignment",
     title="Word alignment",
-    question="Which source word does each translated word come from?",
+    question="Which source word, or which part of a sound, does each word come from?",
     options=AlignmentOptions,
     implementation="normscope.alignment.analysis:AlignmentAnalysis",
     papers=(KOBAYASHI_2020, DING_2019),

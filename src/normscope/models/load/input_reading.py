@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers.feature_extraction_sequence_utils import SequenceFeatureExtractor
 from transformers.image_processing_utils import BaseImageProcessor
 from transformers.modeling_utils import PreTrainedModel
 from transformers.processing_utils import ProcessorMixin
 
+from normscope.data.options import DatasetKind
+from normscope.data.sounds import FRAME, HEARD, SILENCE, Sound, sound_of
 from normscope.data.token_sequence import OwnInput
 from normscope.errors import InputError, describe_type, one_line
 from normscope.models.load.vectors import Geometry, Positions
@@ -55,7 +58,7 @@ def makes_sizes(processor: Any, model: PreTrainedModel, probe: Mapping[str, Tens
 def _nothing_of(processor: Any, width: int) -> object:
     """An input without content: as many seconds as `_PROBE` is part of a width, or an image."""
     if isinstance(processor, SequenceFeatureExtractor):
-        return np.zeros(_rate_of(processor) * width // _PROBE, dtype=np.float32)
+        return np.zeros(rate_of(processor) * width // _PROBE, dtype=np.float32)
     from PIL import Image
 
     return Image.new("RGB", (width, _PROBE), (128, 128, 128))
@@ -69,12 +72,13 @@ def prepared(processor: Any, given: object, model: PreTrainedModel) -> dict[str,
     """
     options: dict[str, Any] = {"return_tensors": "pt"}
     try:
-        if isinstance(processor, SequenceFeatureExtractor):
-            made = processor(given, sampling_rate=_rate_of(processor), **options)
-        elif isinstance(processor, BaseImageProcessor):
-            made = processor(images=given, **options)
-        else:
-            made = processor(given)
+        with unset_fake_temporarily():  # processors compute with numbers, also for a model without any
+            if isinstance(processor, SequenceFeatureExtractor):
+                made = processor(given, sampling_rate=rate_of(processor), **options)
+            elif isinstance(processor, BaseImageProcessor):
+                made = processor(images=given, **options)
+            else:
+                made = processor(given)
     except Exception as error:  # somebody else's code
         named, advice = type(processor).__name__, ""
         if inspect.isroutine(processor):
@@ -109,7 +113,8 @@ def prepared(processor: Any, given: object, model: PreTrainedModel) -> dict[str,
     }
 
 
-def _rate_of(extractor: SequenceFeatureExtractor) -> int:
+def rate_of(extractor: SequenceFeatureExtractor) -> int:
+    """The sampling rate of the sounds that a model reads, in hertz."""
     rate: int = extractor.sampling_rate
     return rate
 
@@ -123,13 +128,25 @@ class InputReader:
     positions: Positions
     of_images: bool = True
     """Whether a function is given images; if not, it is given what the user passes."""
+    seconds: float | None = None
+    """From one token to the next, if these are the frames of sounds."""
     _given: dict[int, object] = dataclasses.field(default_factory=dict)
     """The inputs that were read, or their files, by their numbers."""
 
     @property
+    def kind(self) -> DatasetKind:
+        """What data sets of such inputs are called."""
+        return DatasetKind.images if self.seconds is None else DatasetKind.audio
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of tokens; the place of each is its number."""
+        return self.positions.names
+
+    @property
     def categories(self) -> tuple[str, ...]:
         """The categories that tokens may have."""
-        return self.positions.categories
+        return self.positions.categories if self.seconds is None else HEARD
 
     def tokens(self, own: OwnInput) -> tuple[list[int], list[str]]:
         """The numbers of an input's tokens, and the category of each.
@@ -142,27 +159,33 @@ class InputReader:
         except InputError as error:
             raise InputError(f"{own.titles[0]}: {str(error).removeprefix('model: ')}") from error
         kinds = {name: kind for kind, names in geometry.categories.items() for name in names}
-        return self.positions.ids(geometry), [kinds.get(name, "other") for name in geometry.names]
+        of_tokens = [kinds.get(name, "other") for name in geometry.names]
+        for sound in own.sounds:
+            of_tokens = [SILENCE if silent else FRAME for silent in sound.silent]
+        return self.positions.ids(geometry), of_tokens
 
     def geometry(self, own: OwnInput) -> Geometry:
         """What the tokens of an input are, or of several of the same size."""
         return self.positions.of(own.arguments, len(own.titles))
 
     def read(self, given: object) -> OwnInput:
-        """An image (a file, a `PIL.Image`, or an array of rows × columns × channels), or audio samples, prepared.
+        """An image (a file, a `PIL.Image`, or an array of rows × columns × channels), or a sound (see `sound_of`), prepared.
 
         Raises:
             InputError: If it cannot be read.
         """
         content: Any
-        if isinstance(self.processor, SequenceFeatureExtractor):
-            content, title = _sound(given), "audio"
+        if self.seconds is not None:
+            content, title, remark = sound_of(given, rate_of(self.processor))
         elif not self.of_images:
             content, title = given, "input"
         else:
             content, title = opened(given)
-        arguments = prepared(self.processor, content, self.model)
-        made = OwnInput(arguments, (title,))
+        made = OwnInput(prepared(self.processor, content, self.model), (title,))
+        if self.seconds is not None:
+            frames = len(self.geometry(made).names)
+            sound = Sound.of(content, rate_of(self.processor), frames, self.seconds, remark)
+            made = dataclasses.replace(made, sounds=(sound,))
         self._given[made.numbers[0]] = given
         return made
 
@@ -191,18 +214,8 @@ class InputReader:
             InputError: If it was read in an earlier process, from whose checkpoint this one goes on.
         """
         if number not in self._given:
-            raise InputError("an image that was read before the run was interrupted is needed again; start a new run")
+            raise InputError("an input that was read before the run was interrupted is needed again; start a new run")
         return self.read(self._given[number])
-
-
-def _sound(given: object) -> np.ndarray:
-    samples = np.asarray(given) if isinstance(given, np.ndarray | Tensor) else None
-    if samples is None or samples.ndim != 1 or not len(samples) or samples.dtype.kind != "f":
-        raise InputError(
-            "expected audio samples (a one-dimensional array of floating-point numbers, at the processor's sampling rate), "
-            f"got {describe_type(given) if samples is None else f'an array of shape {samples.shape} of {samples.dtype}'}"
-        )
-    return samples
 
 
 def opened(given: object) -> tuple[Any, str]:

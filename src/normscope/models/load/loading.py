@@ -24,15 +24,15 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.errors import InputError, one_line
-from normscope.models.facts import ModelFacts
+from normscope.models.facts import ModelFacts, StackName
 from normscope.models.load.adapters import Adapter, base_model
 from normscope.models.load.loaded import Drawn, LoadedModel
 from normscope.models.load.task_heads import Head, has_head, head_class, task_head
-from normscope.models.load.tokenizer_loading import check_tokenizer, load_tokenizer
-from normscope.models.load.vector_loading import facts_of_inputs, read_processor, tower_of, vector_model
+from normscope.models.load.tokenizer_loading import check_tokenizer, load_tokenizer, longest_input, read_tokenizer
+from normscope.models.load.vector_loading import facts_of_inputs, read_processor, speech_model, tower_of, vector_model
 from normscope.models.observe.reading import facts_of_config
 from normscope.models.options import DeviceOptions, ModelOptions
-from normscope.models.probes import embeddings_of, longest_sequence, padding_of
+from normscope.models.probes import embeddings_of, padding_of
 from normscope.models.stored.config_checks import (
     bounded_modules,
     check_config_file,
@@ -109,9 +109,11 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         check_pickles(source.folder, options.name)
         check_size(config, source.folder, options.name)
     processor = read_processor(text, source.folder, options.name)
+    stack: StackName | None = None if options.stack is None else options.stack.value
     if processor is not None:
-        return OpenedModel(options, config, facts_of_inputs(text, processor, options.name), source, adapter, processor)
-    facts = facts_of_config(text, None if options.stack is None else options.stack.value)
+        facts = facts_of_inputs(text, processor, options.name, stack)
+        return OpenedModel(options, config, facts, source, adapter, processor)
+    facts = facts_of_config(text, stack)
     return OpenedModel(options, config, facts, source, adapter)
 
 
@@ -162,6 +164,11 @@ class OpenedModel:
             model, whole = self._model(DTYPES[device.dtype], placing)
             target = torch_device(device.name) if device_map is None else _only_device(model, device_map)
         check_finite(model, name)
+        if self.processor is not None and self.facts.is_cross_attention:
+            tokenizer = tokenizer or read_tokenizer(self.source, self.options)
+            whole = model.to(target).eval().requires_grad_(False)
+            settings = _generation(self.source.folder)
+            return self._with_origin(speech_model(whole, self.processor, tokenizer, name, settings))
         if self.processor is not None:
             tower = tower_of(model).to(target).eval().requires_grad_(False)
             load_head = functools.partial(self._head, model=tower, whole=None)
@@ -317,22 +324,6 @@ def run_experts_in_float64(model: PreTrainedModel) -> None:
         model.set_experts_implementation("eager")
 
 
-def longest_input(
-    model: PreTrainedModel, facts: ModelFacts, tokenizer: PreTrainedTokenizerBase, own: int | None = None
-) -> int | None:
-    """The longest sequence that a model and its tokenizer accept, in tokens; None without a limit.
-
-    Args:
-        own: The limit in the model's files that stands in place of the tokenizer's.
-    """
-    lengths = (
-        longest_sequence(model, reads_target=facts.reads_target),
-        tokenizer.model_max_length if own is None else own,
-    )
-    # Tokenizers without a limit have an astronomical number instead.
-    return min((int(length) for length in lengths if length is not None and length < 10**9), default=None)
-
-
 def check_shape(model: PreTrainedModel, facts: ModelFacts, name: str) -> None:
     """Check what transformers does not: that the model has an embedding for padding, and what its decoder reads first.
 
@@ -372,17 +363,20 @@ def _pretrained_config(source: Source, options: ModelOptions) -> PretrainedConfi
 
 def _read_start(config: PretrainedConfig, folder: Path) -> None:
     """Take the decoder's start token from where transformers 5 saves it, beside the config."""
-    path = folder / "generation_config.json"
-    if (
-        not config.is_encoder_decoder
-        or getattr(config, "decoder_start_token_id", None) is not None
-        or not path.is_file()
-    ):
+    if not config.is_encoder_decoder or getattr(config, "decoder_start_token_id", None) is not None:
         return
-    with contextlib.suppress(OSError, ValueError):  # a damaged file says nothing, as if it were missing
-        start = GenerationConfig.from_pretrained(folder).decoder_start_token_id
-        if isinstance(start, int):
-            config.decoder_start_token_id = start
+    start = getattr(_generation(folder), "decoder_start_token_id", None)
+    if isinstance(start, int):
+        config.decoder_start_token_id = start
+
+
+def _generation(folder: Path) -> GenerationConfig | None:
+    """How a model generates, by its files; None if they do not say, or are damaged."""
+    if not (folder / "generation_config.json").is_file():
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        return GenerationConfig.from_pretrained(folder)
+    return None
 
 
 def _base_of(adapter: Source, options: ModelOptions) -> Source:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import BatchEncoding
 
+from normscope.data.audio_files import FORMAT, recording
 from normscope.data.batching import Batch, collate
 from normscope.data.encoders import prompt_length
 from normscope.data.encoding import Encoder
@@ -60,7 +61,7 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
     """
     model.require_current()
     if model.reader is not None:
-        encoder = Encoder(model, DatasetOptions(kind=DatasetKind.images, seed=0), level=level)
+        encoder = Encoder(model, DatasetOptions(kind=model.reader.kind, seed=0), level=level)
         inputs = texts if isinstance(texts, list) else [texts]
         return collate(encoder.encode([example_of(model, each) for each in inputs], CorpusCounts()), encoder)
     texts = _encoding_of_ids(model, texts)
@@ -131,7 +132,7 @@ def example_of(model: LoadedModel, text: object) -> Example:
         InputError: If it is anything else, even if it looks like one.
     """
     if model.reader is not None:
-        return Example("input", given=text)
+        return _input_of(model, text)
     if is_messages(text):
         return Example("", messages=messages_in(text))
     text = plain_ids(text)
@@ -147,6 +148,20 @@ def example_of(model: LoadedModel, text: object) -> Example:
     if second and model.translates and not model.facts.reads_target:
         raise InputError(f"the encoder of {model.name} reads one text, not a pair; leave the translation out")
     return Example(first, second[0] if second else None)
+
+
+def _input_of(model: LoadedModel, given: object) -> Example:
+    """An image or a sound as an example; for a decoder that reads texts, with its transcript."""
+    if not model.facts.reads_target:
+        return Example("input", given=given)
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], str) and given[1].strip():
+        return Example("input", given[1], given=given[0])
+    if isinstance(given, dict):
+        return recording(given, "texts")
+    raise InputError(
+        f"texts: {model.name} needs a recording and its transcript: pass a pair (tuple), or a dict such as {FORMAT}; got "
+        f"{describe_type(given)}"
+    )
 
 
 def is_single(text: object) -> bool:

@@ -16,7 +16,7 @@ from normscope.data.tokenization import encoded
 from normscope.errors import InputError, one_line, printable
 from normscope.models.facts import ModelFacts
 from normscope.models.options import ModelOptions
-from normscope.models.probes import embeddings_of
+from normscope.models.probes import embeddings_of, longest_sequence
 from normscope.models.stored.embedder_files import lowercases, tokenizer_arguments
 from normscope.models.stored.files import Source, locate
 
@@ -84,6 +84,22 @@ def check_tokenizer(
     _longest_sequence(tokenizer, name)
 
 
+def longest_input(
+    model: PreTrainedModel, facts: ModelFacts, tokenizer: PreTrainedTokenizerBase, own: int | None = None
+) -> int | None:
+    """The longest sequence that a model and its tokenizer accept, in tokens; None without a limit.
+
+    Args:
+        own: The limit in the model's files that stands in place of the tokenizer's.
+    """
+    lengths = (
+        longest_sequence(model, reads_target=facts.reads_target),
+        tokenizer.model_max_length if own is None else own,
+    )
+    # Tokenizers without a limit have an astronomical number instead.
+    return min((int(length) for length in lengths if length is not None and length < 10**9), default=None)
+
+
 def read_tokenizer(source: Source | None, options: ModelOptions) -> PreTrainedTokenizerBase:
     """The tokenizer that the options name, otherwise the one beside a model.
 
@@ -114,7 +130,9 @@ def read_tokenizer(source: Source | None, options: ModelOptions) -> PreTrainedTo
         ("src_lang", "source_language", options.source_language),
         ("tgt_lang", "target_language", options.target_language),
     ):
-        if language is not None:
+        if language is not None and attribute == "tgt_lang" and hasattr(tokenizer, "set_prefix_tokens"):
+            _set_prompt(tokenizer, language)
+        elif language is not None:
             _set_language(tokenizer, attribute, f"model.{key}={language}", language)
     return tokenizer
 
@@ -149,6 +167,17 @@ def _set_language(tokenizer: PreTrainedTokenizerBase, attribute: str, setting: s
         raise InputError(
             f"{setting}: the tokenizer has no such language; expected a code from its vocabulary, such as eng_Latn or en"
         )
+
+
+def _set_prompt(tokenizer: Any, language: str) -> None:
+    """Let a tokenizer of transcripts begin them with their language, and with the task of transcribing."""
+    try:
+        tokenizer.set_prefix_tokens(language=language, task="transcribe", predict_timestamps=False)
+        _ = tokenizer.prefix_tokens
+    except ValueError as error:
+        raise InputError(
+            f"model.target_language={language}: the tokenizer has no such language: {one_line(error)}"
+        ) from error
 
 
 def _longest_sequence(tokenizer: PreTrainedTokenizerBase, name: str) -> int:
@@ -260,17 +289,19 @@ class TokenNames(PreTrainedTokenizerFast):
     """Turns names of tokens into ids; it adds no special tokens."""
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> "TokenNames":
+    def of(cls, names: Sequence[str], *, spaced: bool = False) -> "TokenNames":
         """A tokenizer for these names.
 
         Args:
             names: The name of each token id.
+            spaced: Whether names may contain spaces; no text can then be written in them.
 
         Raises:
             InputError: If two tokens have the same name, or a name is empty or contains spaces.
         """
         for number, name in enumerate(names):
-            if not isinstance(name, str) or name.split() != [name] or name.encode(errors="ignore").decode() != name:
+            words = [name] if spaced else str(name).split()
+            if not isinstance(name, str) or words != [name] or name.encode(errors="ignore").decode() != name:
                 raise InputError(
                     f"tokens: expected a name without spaces for each token id, got {name!r} for id {number}"
                 )

@@ -26,11 +26,11 @@ from normscope.models.load.adapters import adapted_layers, merge_active_adapters
 from normscope.models.load.any_module import AnyModule, Inputs, PlainModule
 from normscope.models.load.input_reading import Processor
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.loading import DTYPES, check_shape, longest_input, run_experts_in_float64
+from normscope.models.load.loading import DTYPES, check_shape, run_experts_in_float64
 from normscope.models.load.task_heads import Head, has_head
 from normscope.models.load.text_batches import batch_from_texts
-from normscope.models.load.tokenizer_loading import TokenNames, check_tokenizer
-from normscope.models.load.vector_loading import tower_of, vector_model
+from normscope.models.load.tokenizer_loading import TokenNames, check_tokenizer, longest_input
+from normscope.models.load.vector_loading import cross_stack, speech_model, tower_of, vector_model
 from normscope.models.observe.reading import facts_of, observed_stack, refusal_explained
 from normscope.models.probes import embeddings_of
 from normscope.models.prove.verification import verify_same_outputs
@@ -88,7 +88,7 @@ def wrap_model(
         InputError: If it is not such a model, cannot be observed or cannot be copied faithfully.
     """
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
-        return _reading_vectors(without_peft(model), tokenizer, tokens, example)
+        return _reading_vectors(without_peft(model), tokenizer, stack, tokens, example)
     names = _names_of_ids(tokenizer, tokens, example)
     kind = kind_of_encoder(model)
     if kind is not None:
@@ -138,7 +138,11 @@ def _names_of_ids(
 
 
 def _reading_vectors(
-    given: object, processor: Processor, tokens: Sequence[str] | Mapping[str, Sequence[str]] | None, example: object
+    given: object,
+    processor: Processor,
+    stack: StackName | None,
+    tokens: Sequence[str] | Mapping[str, Sequence[str]] | None,
+    example: object,
 ) -> LoadedModel:
     """A model of images, audio or other vectors, ready to be observed."""
     if example is not None and isinstance(given, nn.Module) and not isinstance(given, PreTrainedModel):
@@ -151,6 +155,12 @@ def _reading_vectors(
         )
     check_not_quantised(given.config)
     name = str(given.config.name_or_path or type(given).__name__)
+    if cross_stack(stack) is not None:
+        base = base_of(given)
+        copied = _Copy(base, name, hold=base is not given)
+        check_finite(copied.model, name)
+        settings = getattr(given, "generation_config", None)
+        return speech_model(copied.model, processor, None, name, settings, copied.require_unchanged)
     classifies = example is None and has_head(given, Head.CLASS)
     find = tower_of if example is None else base_of
     part = given if classifies else find(given)

@@ -361,15 +361,22 @@ def _facts_of_config(_text: str, given: _Config, stack: StackName | None) -> Mod
     raise failures[0]
 
 
-def facts_without_numbers(config: PretrainedConfig, adapt: Callable[[PreTrainedModel], PreTrainedModel]) -> ModelFacts:
+def facts_without_numbers(
+    config: PretrainedConfig, adapt: Callable[[PreTrainedModel], PreTrainedModel], stack: StackName | None = None
+) -> ModelFacts:
     """What the model is that a config describes, from a model without numbers that is adapted first.
+
+    Args:
+        config: The config of a transformers model.
+        adapt: Makes what is observed of the model.
+        stack: The stack of an encoder–decoder; None for what has only one.
 
     Raises:
         NotRecognisedError: If it has attention that cannot be measured, or fails without numbers.
     """
     try:
         with drawing(), _without_numbers():
-            return facts_of(adapt(_built(config, torch.float32, None)))
+            return facts_of(adapt(_built(config, torch.float32, None)), stack)
     except InputError:
         raise
     except Exception as error:  # our own code cannot do everything without numbers either

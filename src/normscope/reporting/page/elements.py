@@ -31,6 +31,7 @@ EXPLORER_SCRIPTS = (
     "explorer_colours.js",
     "explorer_map.js",
     "explorer_image.js",
+    "explorer_sound.js",
     "explorer_export.js",
     "explorer_parts.js",
     "explorer_arcs.js",

@@ -75,9 +75,10 @@ class Explorer {
     this.live = make("p", { className: "reading", "aria-live": "polite" });
     this.lists = make("div", { className: "lists" });
     this.image = new ImageView((row) => this.pin(row));
+    this.sound = new SoundView((row) => this.pin(row));
     this.arcs = make("figure", { className: "arcs", hidden: true });
     const maps = make("div", { className: "maps" }, make("div", {}, this.title, this.view.node, this.every, this.legend), this.beside);
-    const left = make("div", { className: "map-side" }, this.strip, this.image.node, maps, this.live);
+    const left = make("div", { className: "map-side" }, this.strip, this.image.node, this.sound.node, maps, this.live);
     this.root.classList.add("explorer");
     this.root.replaceChildren(this.controls(), make("div", { className: "explorer-body" }, left, this.lists), this.arcs);
   }
@@ -100,7 +101,7 @@ class Explorer {
       make("div", { className: "stepper" }, step(-1, "◂", "previous layer"), select("layer"), step(1, "▸", "next layer")));
     this.boxes.layer.setAttribute("aria-label", "layer");
     return make("div", { className: "controls" },
-      field(this.data.sentences[0].of_targets ? "map" : this.data.sentences[0].image ? "image" : "sentence", select("sentence")), layer, field("head", select("head")), field("measure", select("measure")),
+      field(this.data.sentences[0].of_targets ? "map" : this.data.sentences[0].image ? "image" : this.data.sentences[0].sound ? "sound" : "sentence", select("sentence")), layer, field("head", select("head")), field("measure", select("measure")),
       field("beside", select("beside")), field("minus", select("minus")), field("scale", select("scale")),
       make("div", { className: "ticks" }, tick("log", "logarithmic"), tick("hideSelf", "hide self"), tick("words", "whole words")),
       make("div", { className: "saves", role: "group", "aria-label": "Save the map" },
@@ -378,19 +379,23 @@ class Explorer {
     this.drawImage();
   }
 
-  // The pinned row on the image whose patches are tokens: by the measure that is shown, and by the one beside it or the weights.
+  // The pinned row on the image whose patches are tokens, or below the wave of the sound whose frames are: by the measure that is
+  // shown, and by the one beside it or the weights.
   drawImage() {
-    const { image } = this.sentence;
+    const { image, sound } = this.sentence;
     this.image.node.hidden = !image || Boolean(this.state.minus);
-    if (this.image.node.hidden) return;
+    this.sound.node.hidden = !sound || this.signed || Boolean(this.state.minus);
+    if (this.image.node.hidden && this.sound.node.hidden) return;
     const beside = this.signed ? [this.state.measure] : ["attn_w", this.state.beside, this.state.measure];
     const measures = [...new Set(beside)].filter((name) => this.everyMeasure.includes(name) && this.data.signed_measures.includes(name) === this.signed);
     const colours = palette(this.root, this.signed ? "--paper-diverging" : "--paper-sequential"); // an image is as light in dark mode
     const row = this.map.rows[this.pinned];
-    this.image.show(image, measures.map((measure) => {
+    const maps = measures.map((measure) => {
       const symbol = symbolOf(this.data.measures[measure]);
       return { title: this.map.ofTargets ? `${row}: ${symbol}` : `“${row}” receives: ${symbol}`, map: mapOf(this.data, { ...this.selection, measure }), colours };
-    }), this.pinned, this.signed);
+    });
+    if (image) this.image.show(image, maps, this.pinned, this.signed);
+    else this.sound.show(sound, maps, this.pinned, this.sentence.is_cross_attention);
   }
 
   save(kind) {

@@ -132,6 +132,7 @@ def packed(token_map: TokenMap) -> dict[str, Any]:
         "key_words": token_map.key_words,
         "tree": None if token_map.tree is None else dataclasses.asdict(token_map.tree),
         "image": None if token_map.image is None else {"png": token_map.image.png, "grid": token_map.image.grid},
+        "sound": None if token_map.sound is None else token_map.sound.packed(),
         "maps": packed_maps(token_map),
         "head_maps": {name: scaled(values, seen_by_heads) for name, values in token_map.head_maps.items()},
         "norms": None if token_map.norms is None else scaled(token_map.norms),
@@ -252,6 +253,11 @@ def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
         how += (
             " The images show what one token receives from each patch: click a patch to choose its token. The percentages "
             "below an image are the shares that come from tokens other than patches."
+        )
+    if any(each.sound is not None for each in maps):
+        how += (
+            f" The curves show what one {unit} receives from each part of the sound, without padding after it; click a "
+            f"{'row of a map' if is_cross_attention else 'time'} to choose the {unit}."
         )
     title = f"Explorer: what each {unit} adds" if of_targets else f"Explorer: {unit} by {unit}"
     place = Markup('<div id="explorer-root"></div>')
