@@ -14,7 +14,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
-from normscope.data.token_sequence import AnnotatedSentence, Batching, OwnInput, ReadsInputs, TokenSequence, fingerprint
+from normscope.data.token_sequence import AnnotatedSentence, Batching, OwnInput, ReadsImageTexts, ReadsInputs, TokenSequence, fingerprint
 from normscope.data.words import NO_WORD, unit_texts
 from normscope.errors import InputError
 from normscope.maths.partition import Partition
@@ -151,7 +151,11 @@ class Batch:
     def unit_texts(self, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
         """Of a batch of one: the tokens, or the words if these are measured."""
         units = None if self.units is None else self.units[0].tolist()
-        return unit_texts(tokenizer, self.input_ids[0].tolist(), units)
+        names = [*unit_texts(tokenizer, self.input_ids[0].tolist(), units)]
+        for image in () if self.own is None else self.own.images:
+            for place, name in zip(image.places, image.names, strict=True):
+                names[place if units is None else units[place]] = name
+        return tuple(names)
 
     @property
     def sequences(self) -> int:
@@ -264,11 +268,11 @@ class Batch:
         return [kinds[:, (kinds >= 0).any(axis=0)] for kinds in packed]
 
 
-def unpacked(kinds: Int[Tensor, "kind token"], reader: ReadsInputs | None = None) -> TokenSequence:
+def unpacked(kinds: Int[Tensor, "kind token"], reader: ReadsInputs | ReadsImageTexts | None = None) -> TokenSequence:
     """One sequence of a `Batch.packed` tensor.
 
     Args:
-        reader: What has read the inputs, if they are no texts.
+        reader: What has read the inputs, if they are no texts or have images.
     """
     tokens, segments, source, _, units, numbers = (kind[kind >= 0].numpy() for kind in kinds)
     inherited = kinds[3, : len(tokens)].numpy()
@@ -278,7 +282,7 @@ def unpacked(kinds: Int[Tensor, "kind token"], reader: ReadsInputs | None = None
         source_ids=source if len(source) else None,
         inherited=inherited if (inherited >= 0).any() else None,
         units=units if len(units) else None,
-        own=None if reader is None else reader.again(int(numbers[0])),
+        own=None if reader is None or not len(numbers) else reader.again(int(numbers[0])),
     )
 
 

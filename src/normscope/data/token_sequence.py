@@ -53,27 +53,61 @@ _BYTES = 7
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class ImageTokens:
+    """The tokens of an image within a text."""
+
+    names: tuple[str, ...]
+    places: tuple[int, ...]
+    """Where in the text each is."""
+    grid: tuple[int, int] | None = None
+    """Rows and columns of the image that they are, row by row; None if they are on no grid."""
+    pixels: np.ndarray | None = None
+    """The image, rows × columns × 3 numbers from 0 to 255."""
+
+    @classmethod
+    def numbered(cls, places: Sequence[int]) -> "ImageTokens":
+        """Tokens of which nothing is known but that an image has made them."""
+        return cls(tuple(f"image {number}" for number in range(1, len(places) + 1)), tuple(places))
+
+    @classmethod
+    def on_grid(
+        cls, places: Sequence[int], grid: tuple[int, int] | None, pixels: np.ndarray, prefix: str = ""
+    ) -> "ImageTokens":
+        """The tokens of an image, named by row and column from the upper left, if they are on a grid, otherwise by number."""
+        if grid is None:
+            return cls(tuple(f"{prefix}{number}" for number in range(1, len(places) + 1)), tuple(places), None, pixels)
+        names = (f"{prefix}{at // grid[1] + 1},{at % grid[1] + 1}" for at in range(len(places)))
+        return cls(tuple(names), tuple(places), grid, pixels)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class OwnInput:
-    """What a model is given that reads images or other vectors instead of token ids."""
+    """What a model is given that reads images or other vectors instead of token ids, or images beside them."""
 
     arguments: Mapping[str, Tensor]
     """Keyword arguments of the model, each with an axis of inputs first."""
     titles: tuple[str, ...]
     """What each input is called: the name of an image's file."""
+    images: tuple[ImageTokens, ...] = ()
+    """The images within a text, which is an input by itself: its arguments may have other axes first."""
 
     @classmethod
     def joined(cls, inputs: Sequence["OwnInput"]) -> "OwnInput":
         """Several in one batch; they have the same shapes."""
+        if len(inputs) == 1:
+            return inputs[0]
         arguments = {name: torch.cat([each.arguments[name] for each in inputs]) for name in inputs[0].arguments}
         return cls(arguments, tuple(title for each in inputs for title in each.titles))
 
     def part(self, start: int, stop: int) -> "OwnInput":
         """Some of the inputs."""
+        if len(self.titles) == 1:
+            return self
         return OwnInput({name: given[start:stop] for name, given in self.arguments.items()}, self.titles[start:stop])
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "OwnInput":
         """The same with changed tensors."""
-        return OwnInput({name: change(given) for name, given in self.arguments.items()}, self.titles)
+        return dataclasses.replace(self, arguments={name: change(given) for name, given in self.arguments.items()})
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
@@ -84,7 +118,8 @@ class OwnInput:
         digest = hashlib.sha256()
         for name, given in sorted(self.arguments.items()):
             digest.update(name.encode())
-            digest.update(given[row].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            content = given if len(self.titles) == 1 else given[row]
+            digest.update(content.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return int.from_bytes(digest.digest()[:_BYTES], "little")
 
 
@@ -108,6 +143,28 @@ class ReadsInputs(Protocol):
 
     def again(self, number: int) -> OwnInput:
         """An input that was read before, by its number."""
+        ...
+
+
+@runtime_checkable
+class ReadsImageTexts(Protocol):
+    """Makes the inputs of a model that reads images within texts."""
+
+    @property
+    def tokens(self) -> frozenset[int]:
+        """Ids of the tokens whose vectors come from an image."""
+        ...
+
+    def marked(self, text: str, images: int) -> str:
+        """A text in which something stands for each image."""
+        ...
+
+    def read(self, text: str, images: Sequence[object], title: str) -> tuple[list[int], OwnInput]:
+        """The tokens of a text with images, and what else the model is given."""
+        ...
+
+    def again(self, number: int) -> OwnInput:
+        """What was read before, by its number."""
         ...
 
 
@@ -146,7 +203,8 @@ class TokenSequence:
     unmasked: np.ndarray | None = None
     """`input_ids` before some of them were masked; None if none was."""
     own: OwnInput | None = None
-    """What the model is given instead of `input_ids`, which then are the places of its tokens."""
+    """What the model is given instead of `input_ids`, which then are the places of its tokens; or beside them, if it has images
+    within a text."""
 
     @property
     def all_tokens(self) -> np.ndarray:
@@ -226,6 +284,11 @@ class ReadsTokens(Protocol):
     @property
     def reader(self) -> ReadsInputs | None:
         """What makes its inputs, if it reads images or other vectors; None if it reads texts."""
+        ...
+
+    @property
+    def image_texts(self) -> ReadsImageTexts | None:
+        """What makes its inputs of texts with images, if it reads these as well as texts."""
         ...
 
 

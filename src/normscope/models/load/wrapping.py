@@ -24,6 +24,8 @@ from normscope.errors import InputError, one_line
 from normscope.models.facts import ModelFacts, StackName
 from normscope.models.load.adapters import adapted_layers, merge_active_adapters, without_peft
 from normscope.models.load.any_module import AnyModule, Inputs
+from normscope.models.load.image_text_loading import image_text_model
+from normscope.models.load.image_texts import reads_image_texts
 from normscope.models.load.input_reading import Processor
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import DTYPES, check_shape, longest_input, run_experts_in_float64
@@ -86,7 +88,8 @@ def wrap_model(
     if tokenizer is not None and tokens is not None:
         raise InputError("tokens: expected none with a tokenizer, which has its own names; leave out one of the two")
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
-        return _reading_vectors(without_peft(model), tokenizer)
+        whole = without_peft(model)
+        return (_reading_image_texts if reads_image_texts(whole, tokenizer) else _reading_vectors)(whole, tokenizer)
     kind = kind_of_encoder(model)
     if kind is not None:
         return _encoder_of_library(model, kind, tokenizer, stack)
@@ -128,6 +131,20 @@ def _reading_vectors(given: object, processor: Processor) -> LoadedModel:
     check_finite(copied.model, name)
     whole = copied.model if classifies else None
     return vector_model(tower_of(copied.model), processor, name, lambda _head: whole, copied.require_unchanged)
+
+
+def _reading_image_texts(given: Any, processor: Any) -> LoadedModel:
+    """A model of texts with images, ready to be observed."""
+    check_not_quantised(given.config)
+    name = str(given.config.name_or_path or type(given).__name__)
+    copied = _Copy(given, name)
+    run_experts_in_float64(copied.model)
+    check_finite(copied.model, name)
+    tokenizer = processor.tokenizer
+    current = functools.partial(copied.require_current, tokenizer, _size_of(tokenizer))
+    loaded = image_text_model(copied.model, processor, name, tokenizer, current)
+    check_tokenizer(tokenizer, name, loaded.model, loaded.facts)
+    return loaded
 
 
 def _encoder_of_library(

@@ -1,0 +1,309 @@
+"""Images within texts: how a vision–language model and its processor are read.
+
+The model's own code runs from pixels and token ids. What happens before its language layers is not observed: as in a model of
+texts, a pass begins with the vectors of the tokens, some of which come from an image.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import AutoModelForImageTextToText
+from transformers.modeling_utils import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from normscope.data.token_sequence import ImageTokens, OwnInput
+from normscope.errors import InputError, one_line
+from normscope.linear.provenance import begin_vectors
+from normscope.models.load.input_reading import opened, shown_pixels
+from normscope.models.observe.attention_function import unobserved
+from normscope.models.probes import embeddings_of
+from normscope.models.stored.model_code import StopForward, model_code
+from normscope.models.stored.text_tower import base_of, class_of, text_tower
+
+_PROBE = 64
+"""Rows and columns of the image with which a model is first run."""
+
+_IMAGE_AXES, _COLOURS = 3, 3
+"""Axes of an image, the last ones of a batch of images, and the size of the first of these."""
+
+
+def reads_image_texts(model: object, processor: object) -> bool:
+    """Whether a model reads images within texts, and a processor makes both."""
+    return (
+        isinstance(model, PreTrainedModel)
+        and class_of(AutoModelForImageTextToText, model.config) is not None
+        and isinstance(getattr(processor, "tokenizer", None), PreTrainedTokenizerBase)
+    )
+
+
+class ImageTextModel(PreTrainedModel):
+    """A vision–language model, with the interface of its language model.
+
+    Args:
+        model: The model, with or without its head.
+
+    Raises:
+        InputError: If no part of it is a language model by itself.
+    """
+
+    # Whatever the language model has been set to is right here.
+    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        base = base_of(model)
+        tower = text_tower(base)
+        if tower is base or base.config.is_encoder_decoder:
+            raise InputError(
+                f"model: expected a vision–language model whose language layers are a model by themselves, got "
+                f"{type(model).__name__}; pass its tokenizer alone to read texts"
+            )
+        super().__init__(tower.config)
+        self.model, self.tower, self._is_base = model, tower, model is base
+        self._can_set_attn_implementation = tower._can_set_attn_implementation
+        self.eval()
+
+    def set_attn_implementation(self, *arguments: Any, **options: Any) -> None:
+        """Set that of the language layers."""
+        self.tower.set_attn_implementation(*arguments, **options)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The table of the tokens' vectors."""
+        return embeddings_of(self.tower)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **own: Tensor) -> Any:
+        """Run the model.
+
+        Args:
+            input_ids: Numbers of tokens (text, token).
+            attention_mask: 1 at tokens, 0 at padding.
+            own: The model's other keyword arguments, pixels among them; none for a text without images.
+        """
+        if self._is_base and not own:
+            return self.tower(input_ids=input_ids, attention_mask=attention_mask)
+        with contextlib.ExitStack() as before:
+            before.enter_context(self._on_entry(lambda given: (before.close(), begin_vectors(given))))
+            before.enter_context(unobserved())
+            before.enter_context(torch._C.DisableTorchFunction())
+            return self.model(input_ids=input_ids, attention_mask=attention_mask, **own)
+
+    def entry(self, inputs: Mapping[str, Tensor]) -> Float[Tensor, "token model"]:
+        """The vectors of the tokens of a single input, in a pass that ends there."""
+        found: list[Tensor] = []
+
+        def stop(given: Mapping[str, Any]) -> None:
+            found.append(given["inputs_embeds"][0])
+            raise StopForward
+
+        with torch.no_grad(), model_code(self.model), contextlib.suppress(StopForward), self._on_entry(stop):
+            self.model(**inputs)
+        return found[0]
+
+    @contextlib.contextmanager
+    def _on_entry(self, call: Callable[[Mapping[str, Any]], object]) -> Iterator[None]:
+        """Context in which a function is called with what the language model is given."""
+        thread = threading.get_ident()  # another may read inputs ahead of those that are observed
+
+        def enter(_tower: nn.Module, _args: tuple[Any, ...], given: dict[str, Any]) -> None:
+            if threading.get_ident() == thread:
+                call(given)
+
+        handle = self.tower.register_forward_pre_hook(enter, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ImageTextReader:
+    """Makes the inputs of a vision–language model from texts and images."""
+
+    processor: Any
+    model: ImageTextModel
+    tokens: frozenset[int]
+    """Ids of the tokens whose vectors come from an image."""
+    _grids: dict[tuple[object, ...], tuple[int, int] | None] = dataclasses.field(default_factory=dict)
+    """The grids that were found, by the shapes of what the model was given."""
+    _given: dict[int, tuple[str, Sequence[object], str]] = dataclasses.field(default_factory=dict)
+    """What was read, by its number."""
+
+    @classmethod
+    def of(cls, processor: Any, model: ImageTextModel) -> "ImageTextReader":
+        """Run a model once with an image and once with another, to see which tokens are made of it.
+
+        Raises:
+            InputError: If none is, or the same token is in one place and not in another.
+        """
+        blank = cls(processor, model, frozenset())
+        ids, arguments = blank._probe()
+        changes = blank._changes(ids, arguments, ...) > 0
+        tokens = frozenset(ids[0, changes].tolist())
+        if not tokens or not torch.equal(torch.isin(ids[0], torch.tensor(sorted(tokens)).to(ids)), changes):
+            raise InputError(
+                f"model: expected some tokens of {type(model.model).__name__} to stand for an image, each with a vector made of "
+                f"its pixels, got {len(tokens)} kinds of tokens that change with it; pass the tokenizer alone to read texts"
+            )
+        return cls(processor, model, tokens)
+
+    def marked(self, text: str, images: int) -> str:
+        """A text with the token that stands for an image before it, once for each image, unless it has that token already."""
+        token = str(getattr(self.processor, "boi_token", None) or getattr(self.processor, "image_token", None) or "")
+        return text if token and token in text else token * images + text
+
+    def probe(self) -> dict[str, Tensor]:
+        """A short input with an image, as keyword arguments of the model."""
+        ids, arguments = self._probe()
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **arguments}
+
+    def _probe(self) -> tuple[Tensor, dict[str, Tensor]]:
+        from PIL import Image
+
+        text = self.marked("a", 1)
+        if getattr(self.processor, "chat_template", None):
+            said = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}]
+            text = self.processor.apply_chat_template(said, tokenize=False)
+        return self._prepared(text, [Image.new("RGB", (_PROBE, _PROBE), (128, 128, 128))])
+
+    def read(self, text: str, images: Sequence[object], title: str) -> tuple[list[int], OwnInput]:
+        """The tokens of a text with images, and what else the model is given.
+
+        Args:
+            text: The text, with whatever stands for an image where one belongs.
+            images: The images, or their files, in order.
+            title: The text as people read it.
+
+        Raises:
+            InputError: If an image cannot be read, or the processor or the model does not take them.
+        """
+        pictures = [opened(each) for each in images]
+        ids, arguments = self._prepared(text, [picture for picture, _ in pictures])
+        title = f"{', '.join(name for _, name in pictures)}: {title}"
+        whole = [np.asarray(picture) for picture, _ in pictures]
+        own = OwnInput(arguments, (title,), self._images(ids, arguments, whole))
+        self._given[own.numbers[0]] = text, images, title
+        return ids[0].tolist(), own
+
+    def again(self, number: int) -> OwnInput:
+        """What was read before, by its number.
+
+        Raises:
+            InputError: If it was read in an earlier process, from whose checkpoint this one goes on.
+        """
+        if number not in self._given:
+            raise InputError("an image that was read before the run was interrupted is needed again; start a new run")
+        return self.read(*self._given[number])[1]
+
+    def _prepared(self, text: str, images: Sequence[Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Token ids, and those of the model's other keyword arguments that the processor makes."""
+        options: dict[str, Any] = {"return_tensors": "pt"}
+        if getattr(self.processor, "chat_template", None):  # which writes special tokens itself
+            options["add_special_tokens"] = False
+        try:
+            made = self.processor(text=[text], images=[*images], **options)
+        except Exception as error:  # somebody else's code
+            raise InputError(
+                f"{type(self.processor).__name__} fails on a text with {len(images)} image(s): {one_line(error)}"
+            ) from error
+        parameters = inspect.signature(base_of(self.model.model).forward).parameters
+        where = next(self.model.parameters())
+        arguments = {
+            name: each.to(where.device, where.dtype if each.is_floating_point() else each.dtype)
+            for name, each in made.items()
+            if name in parameters and isinstance(each, Tensor)
+        }
+        ids = arguments.pop("input_ids")
+        arguments.pop("attention_mask", None)
+        return ids, arguments
+
+    def _changes(self, ids: Tensor, arguments: Mapping[str, Tensor], region: Any) -> Float[Tensor, " token"]:
+        """How far each token's vector moves, relative to its length, when a region of all images becomes noise."""
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **arguments}
+        generator, noisy = torch.Generator().manual_seed(0), dict(inputs)
+        for name, given in arguments.items():
+            if given.is_floating_point():
+                noise = torch.randn(given.shape, generator=generator).to(given)
+                noisy[name] = given.clone()
+                noisy[name][region] = noise[region]
+        before, after = self.model.entry(inputs), self.model.entry(noisy)
+        return (after - before).norm(dim=-1) / before.norm(dim=-1).clamp(min=torch.finfo(before.dtype).tiny)
+
+    # Where the tokens lie in their images.
+
+    def _images(
+        self, ids: Tensor, arguments: Mapping[str, Tensor], pictures: Sequence[np.ndarray]
+    ) -> tuple[ImageTokens, ...]:
+        """The tokens of each image, or of each of the tiles that the processor has cut it into."""
+        places = torch.isin(ids[0], torch.tensor(sorted(self.tokens)).to(ids)).nonzero().flatten().tolist()
+        frames = self._frames(arguments)
+        sizes = [image.shape[:2] for image in frames]
+        share = [1] * len(frames)
+        if not frames:  # the processor has made patches of images of their own sizes, and says how many
+            sizes = self._grid_facts(arguments)
+            frames, share = ([*pictures], [rows * columns for rows, columns in sizes]) if sizes else ([], [])
+        if not places or not share or len(places) * share[0] % sum(share) or len(frames) != len(share):
+            return (ImageTokens.numbered(places),)
+        counts = [len(places) * each // sum(share) for each in share]
+        ends = np.cumsum(counts)
+        found = []
+        for number, (end, count, image, size) in enumerate(zip(ends, counts, frames, sizes, strict=True), start=1):
+            grid = self._grid(ids, arguments, len(frames), count, size)
+            name = f"image {number}: " if len(frames) > 1 else ""
+            found.append(ImageTokens.on_grid(places[end - count : end], grid, image, name))
+        return tuple(found)
+
+    def _frames(self, arguments: Mapping[str, Tensor]) -> list[np.ndarray]:
+        """The images as the model sees them, if it is given images."""
+        tensors = [each for each in arguments.values() if _holds_images(each)]
+        if len(tensors) != 1:
+            return []
+        frames = tensors[0].flatten(0, -_IMAGE_AXES - 1).double().cpu().numpy().transpose(0, 2, 3, 1)
+        return [shown_pixels(frame, getattr(self.processor, "image_processor", None)) for frame in frames]
+
+    def _grid_facts(self, arguments: Mapping[str, Tensor]) -> list[tuple[int, int]]:
+        """Rows and columns of patches of each image, if the processor returns them: with the number of frames before them."""
+        patches = [len(each) for each in arguments.values() if each.is_floating_point() and each.ndim == 2]
+        for each in arguments.values():
+            rows = each.tolist() if each.ndim == 2 and each.shape[1] == 3 and not each.is_floating_point() else []
+            if rows and [sum(frames * height * width for frames, height, width in rows)] == patches:
+                return [(height, width) for frames, height, width in rows if frames == 1]
+        return []
+
+    def _grid(
+        self, ids: Tensor, arguments: Mapping[str, Tensor], frames: int, tokens: int, size: tuple[int, int]
+    ) -> tuple[int, int] | None:
+        """Rows and columns of an image's tokens: those with its proportions, if noise in the upper rows of pixels moves those
+        of the first row most, and so on. None if they lie in another way."""
+        height, width = size
+        alike = [(rows, tokens // rows) for rows in range(1, tokens + 1) if tokens % rows == 0]
+        grid = next(((rows, columns) for rows, columns in alike if rows * width == columns * height), None)
+        if grid is None or not any(map(_holds_images, arguments.values())):
+            return grid
+        key = (*(each.shape for each in arguments.values()), frames, tokens)
+        if key not in self._grids:
+            strips = (
+                (0, (..., slice(height // grid[0]), slice(None))),
+                (-1, (..., slice(-(height // grid[0]), None), slice(None))),
+                (0, (..., slice(width // grid[1]))),
+                (-1, (..., slice(-(width // grid[1]), None))),
+            )
+            is_image = torch.isin(ids[0], torch.tensor(sorted(self.tokens)).to(ids))
+            for number, (line, strip) in enumerate(strips):
+                moved = self._changes(ids, arguments, strip)[is_image].reshape(frames, *grid)
+                lines = moved.mean(dim=(0, 2 if number < 2 else 1))
+                if int(lines.argmax()) != line % len(lines):
+                    grid = None
+                    break
+            self._grids[key] = grid
+        return self._grids[key]
+
+
+def _holds_images(given: Tensor) -> bool:
+    return given.is_floating_point() and given.ndim > _IMAGE_AXES and given.shape[-_IMAGE_AXES] == _COLOURS
