@@ -15,7 +15,7 @@ from normscope.data.batching import Batch, collate
 from normscope.data.encoding import Encoder
 from normscope.data.examples import ROOT, Corpus, CorpusCounts, Example
 from normscope.data.options import Level
-from normscope.data.token_sequence import TokenSequence
+from normscope.data.token_sequence import OwnInput, TokenSequence
 from normscope.data.words import NO_WORD, unit_numbers, words_of_tokens
 from normscope.errors import InputError
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
@@ -344,11 +344,30 @@ def without_values(model: LoadedModel, batch: Batch) -> TokenMap:
 
 
 def patched_image(model: LoadedModel, batch: Batch) -> PatchedImage | None:
-    """The image whose patches are the tokens of a batch of one."""
+    """The image whose patches are tokens of a batch of one; several of one size are put side by side."""
+    if batch.own is not None and batch.own.images:
+        return _side_by_side(batch.own)
     if model.reader is None or batch.own is None or model.reader.geometry.grid is None:
         return None
     pixels = model.reader.pixels(batch.own)
-    return None if pixels is None else PatchedImage(pixels, model.reader.geometry.grid, batch.own.titles[0])
+    if pixels is None:
+        return None
+    rows, columns = model.reader.geometry.grid
+    first = batch.input_ids.shape[1] - rows * columns
+    places = tuple(range(first, batch.input_ids.shape[1]))
+    return PatchedImage(pixels, (rows, columns), places, batch.own.titles[0])
+
+
+def _side_by_side(own: OwnInput) -> PatchedImage | None:
+    """The images within a text that have the size of the first one."""
+    first = own.images[0]
+    if first.grid is None or first.pixels is None:
+        return None
+    alike = [each for each in own.images if each.grid == first.grid and np.shape(each.pixels) == first.pixels.shape]
+    pixels = np.concatenate([each.pixels for each in alike if each.pixels is not None], axis=1)
+    places = np.concatenate([np.reshape(each.places, first.grid) for each in alike], axis=1)
+    rows, columns = places.shape
+    return PatchedImage(pixels, (rows, columns), tuple(places.flatten().tolist()), own.titles[0], within_text=True)
 
 
 def _annotated(batch: Batch) -> tuple[tuple[int, ...], DependencyTree] | None:

@@ -22,6 +22,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.data.token_sequence import ImageTokens, OwnInput
 from normscope.errors import InputError, one_line
 from normscope.linear.provenance import begin_vectors
+from normscope.linear.rules import tensors_in
 from normscope.models.load.input_reading import opened, shown_pixels
 from normscope.models.observe.attention_function import unobserved
 from normscope.models.probes import embeddings_of
@@ -65,8 +66,12 @@ class ImageTextModel(PreTrainedModel):
                 f"model: expected a vision–language model whose language layers are a model by themselves, got "
                 f"{type(model).__name__}; pass its tokenizer alone to read texts"
             )
+        tower.config.name_or_path = str(model.config.name_or_path or type(model).__name__)
         super().__init__(tower.config)
+        self.generation_config = getattr(model, "generation_config", None)
         self.model, self.tower, self._is_base = model, tower, model is base
+        self.reads_later = False
+        """Whether something of an image enters other layers than the first."""
         self._can_set_attn_implementation = tower._can_set_attn_implementation
         self.eval()
 
@@ -94,12 +99,14 @@ class ImageTextModel(PreTrainedModel):
             before.enter_context(torch._C.DisableTorchFunction())
             return self.model(input_ids=input_ids, attention_mask=attention_mask, **own)
 
-    def entry(self, inputs: Mapping[str, Tensor]) -> Float[Tensor, "token model"]:
-        """The vectors of the tokens of a single input, in a pass that ends there."""
-        found: list[Tensor] = []
+    def entry(self, inputs: Mapping[str, Tensor]) -> tuple[Float[Tensor, "token model"], list[Tensor]]:
+        """The vectors of the tokens of a single input, and what other numbers its language layers are given, in a pass that
+        ends there."""
+        found: list[tuple[Tensor, list[Tensor]]] = []
 
         def stop(given: Mapping[str, Any]) -> None:
-            found.append(given["inputs_embeds"][0])
+            others = tensors_in([value for name, value in given.items() if name != "inputs_embeds"])
+            found.append((given["inputs_embeds"][0], [each for each in others if each.is_floating_point()]))
             raise StopForward
 
         with torch.no_grad(), model_code(self.model), contextlib.suppress(StopForward), self._on_entry(stop):
@@ -144,7 +151,9 @@ class ImageTextReader:
         """
         blank = cls(processor, model, frozenset())
         ids, arguments = blank._probe()
-        changes = blank._changes(ids, arguments, ...) > 0
+        before, after = (model.entry(each) for each in blank._with_noise(ids, arguments, ...))
+        model.reads_later = not all(map(torch.equal, before[1], after[1]))
+        changes = (before[0] != after[0]).any(dim=-1)
         tokens = frozenset(ids[0, changes].tolist())
         if not tokens or not torch.equal(torch.isin(ids[0], torch.tensor(sorted(tokens)).to(ids)), changes):
             raise InputError(
@@ -225,6 +234,12 @@ class ImageTextReader:
 
     def _changes(self, ids: Tensor, arguments: Mapping[str, Tensor], region: Any) -> Float[Tensor, " token"]:
         """How far each token's vector moves, relative to its length, when a region of all images becomes noise."""
+        (before, _), (after, _) = (self.model.entry(each) for each in self._with_noise(ids, arguments, region))
+        return (after - before).norm(dim=-1) / before.norm(dim=-1).clamp(min=torch.finfo(before.dtype).tiny)
+
+    @staticmethod
+    def _with_noise(ids: Tensor, arguments: Mapping[str, Tensor], region: Any) -> tuple[dict[str, Tensor], ...]:
+        """Inputs of the model, and the same with noise in a region of all images."""
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **arguments}
         generator, noisy = torch.Generator().manual_seed(0), dict(inputs)
         for name, given in arguments.items():
@@ -232,8 +247,7 @@ class ImageTextReader:
                 noise = torch.randn(given.shape, generator=generator).to(given)
                 noisy[name] = given.clone()
                 noisy[name][region] = noise[region]
-        before, after = self.model.entry(inputs), self.model.entry(noisy)
-        return (after - before).norm(dim=-1) / before.norm(dim=-1).clamp(min=torch.finfo(before.dtype).tiny)
+        return inputs, noisy
 
     # Where the tokens lie in their images.
 

@@ -249,8 +249,9 @@ class OpenedModel:
             if text_config(self.config) is not self.config:
                 # The names of a tower's weights may depend on the head.
                 kind = head_class(Head.NEXT_TOKEN, self.config) or kind
-            model = _pretrained(self.source, self.config, self.options, dtype, placing, kind)
-            head = None if self.text_processor is None else model
+            whole = _pretrained(self.source, self.config, self.options, dtype, placing, kind)
+            head = None if self.text_processor is None else whole
+            model = whole if kind is AutoModel else base_of(whole)
         if self.facts.stack == "encoder":
             return model.get_encoder(), None
         tower = text_tower(model)
@@ -461,7 +462,7 @@ def _pretrained(
     check_none_missing(config, loading["missing_keys"], loading["unexpected_keys"], options.name)
     check_all_used(model, loading["unexpected_keys"], options.name)
     check_dtypes(model, source.folder, options.name)
-    return model
+    return whole
 
 
 def _read_weights(

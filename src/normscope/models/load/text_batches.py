@@ -356,6 +356,8 @@ def _read(
 
 def _as_written(model: LoadedModel, text: Any) -> Example:
     """A text, a pair or a conversation as the model's own rule writes it."""
+    if is_image_text(model, text):
+        text = _asked(text)
     if is_messages(text):
         return model.rule.applied(Example("", messages=messages_in(text)))
     first, *second = parts_of(text)
