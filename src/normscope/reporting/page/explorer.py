@@ -252,7 +252,10 @@ def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
     how = guide.render(unit=unit, is_cross_attention=is_cross_attention, of_targets=of_targets)
     if any(each.image is not None for each in maps):
         how += (
-            " The images show what one token receives from each patch: click a patch to choose its token. The percentages "
+            " The image shows what each of its patches adds; below it is what every other token adds, underlined in the same "
+            "colours."
+            if of_targets
+            else " The images show what one token receives from each patch: click a patch to choose its token. The percentages "
             "below an image are the shares that come from tokens other than patches."
         )
     title = f"Explorer: what each {unit} adds" if of_targets else f"Explorer: {unit} by {unit}"

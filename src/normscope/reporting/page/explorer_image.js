@@ -16,7 +16,7 @@ class ImageView {
     const original = make("figure", {}, make("figcaption", {}, "image"), make("div", { className: "image-map whole" }, make("img", { src: source, alt: "the image as the model reads it" })));
     this.node.replaceChildren(original, ...maps.map(({ title, map, colours }) => {
       const values = map.values.subarray(pinned * map.columns.length, (pinned + 1) * map.columns.length);
-      const others = map.columns.length > places.length ? [make("p", { className: "faint" }, this.othersOf(map, values, places, signed))] : [];
+      const others = map.columns.length > places.length ? [make("p", { className: "faint" }, ...this.othersOf(map, values, places, colours, signed))] : [];
       return make("figure", {}, make("figcaption", {}, title), this.laid(source, map, values, { grid, places }, colours, signed, map.ofTargets ? -1 : places.indexOf(pinned)), ...others);
     }));
   }
@@ -39,11 +39,19 @@ class ImageView {
     return make("div", { className: "image-map" }, make("img", { src: source, alt: "" }), canvas, mark);
   }
 
-  // What comes from tokens other than patches, as shares of what the row receives.
-  othersOf(map, values, places, signed) {
+  // What comes from tokens other than patches: signed values on the colours of the image, others as shares of what the row
+  // receives.
+  othersOf(map, values, places, colours, signed) {
     const [patches, whole] = [new Set(places), total(values) || 1];
-    const said = map.columns.map((token, at) => `${token} ${signed ? formatNumber(values[at], true) : `${formatNumber((100 * values[at]) / whole)}%`}`);
-    return said.filter((_, at) => !patches.has(at)).join(" · ");
+    const { largest } = endOfScale(Float64Array.from(places, (place) => values[place]), 0, false);
+    return map.columns.flatMap((token, at) => {
+      if (patches.has(at)) return [];
+      const said = `${token} ${signed ? formatNumber(values[at], true) : `${formatNumber((100 * values[at]) / whole)}%`}`;
+      const node = make("span", { className: signed ? "coloured" : "" }, said);
+      const share = Math.min(1, Math.abs(values[at]) / (largest || 1));
+      if (signed) node.style.borderBottomColor = `rgba(${colours(0.5 + (Math.sign(values[at]) * share) / 2)}, ${OPAQUE * share})`;
+      return [node, " · "];
+    }).slice(0, -1);
   }
 
   click(event, map, { grid: [rows, columns], places }) {
