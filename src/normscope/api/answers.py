@@ -189,9 +189,10 @@ def _extended(model: LoadedModel, prompt: Batch, ids: Sequence[int], level: Leve
 def _lengthened(prompt: Batch, length: int) -> OwnInput:
     """What else the model is given with a prompt that has images, for more or fewer tokens: more are text, as the last one."""
     assert prompt.own is not None
+    tokens = prompt.own.tokens
 
     def change(given: Tensor) -> Tensor:
-        if given.shape[:2] != prompt.input_ids.shape:
+        if given.shape[:2] != (1, tokens):
             return given
         return torch.cat([given, given[:, -1:].expand(-1, max(0, length - given.shape[1]))], dim=1)[:, :length]
 

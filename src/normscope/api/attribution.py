@@ -284,17 +284,18 @@ def _on_image(found: Sequence[Attributed], image: PatchedImage) -> PatchMaps:
     beside = {
         name: " · ".join(
             [f"{each.tokens[at]} {number(float(each.scores[at]), signed=True)}" for at in others]
-            or [f"the image {number(float(each.scores[[*image.places]].sum()), signed=True)}"]
+            or [f"the image {number(float(image.of(each.scores).sum()), signed=True)}"]
         )
         for name, each in zip(names, found, strict=True)
     }
     below = "the sum over the image" if image.within_text else "what tokens other than patches add"
     return image.maps(
-        {name: each.scores[[*image.places]] for name, each in zip(names, found, strict=True)},
+        {name: image.of(each.scores) for name, each in zip(names, found, strict=True)},
         dict(zip(names, map(said, found), strict=True)),
         beside,
         f"Patches are coloured by what each of them adds: orange raises the value, purple lowers it. Below each map: {below}."
         + _MISLEADS * image.within_text,
+        signed=True,
     )
 
 

@@ -276,13 +276,16 @@ def unpacked(kinds: Int[Tensor, "kind token"], reader: ReadsInputs | ReadsImageT
     """
     tokens, segments, source, _, units, numbers = (kind[kind >= 0].numpy() for kind in kinds)
     inherited = kinds[3, : len(tokens)].numpy()
+    own = None if reader is None or not len(numbers) else reader.again(int(numbers[0]))
+    if own is not None:
+        own.check_whole(len(tokens))
     return TokenSequence(
         tokens,
         segments if len(segments) else None,
         source_ids=source if len(source) else None,
         inherited=inherited if (inherited >= 0).any() else None,
         units=units if len(units) else None,
-        own=None if reader is None or not len(numbers) else reader.again(int(numbers[0])),
+        own=own,
     )
 
 

@@ -76,6 +76,9 @@ class Encoder:
             causal=model.causal,
             column=(*CONVERSATION_PARTS, *([IMAGE] if with_images else [])) if chat else values,
         )
+        if with_images and model.image_texts is not None:  # no text has these tokens, so none is masked or erased
+            special = self.categories.special | model.image_texts.tokens
+            self.categories = dataclasses.replace(self.categories, special=special)
         longest = options.max_length or model.max_length
         _check(model, options, longest, separate=separate)
         self.is_cross_attention = model.is_cross_attention

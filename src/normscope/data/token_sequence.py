@@ -14,6 +14,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.categories import TokenCategories
 from normscope.data.examples import Annotation, CorpusCounts, TextRule
+from normscope.errors import InputError
 
 Segmenter = Callable[[str], list[tuple[int, int]]]
 """Splits a text into words, each a start and an end."""
@@ -90,6 +91,8 @@ class OwnInput:
     """What each input is called: the name of an image's file."""
     images: tuple[ImageTokens, ...] = ()
     """The images within a text, which is an input by itself: its arguments may have other axes first."""
+    tokens: int = 0
+    """Number of tokens of such a text."""
 
     @classmethod
     def joined(cls, inputs: Sequence["OwnInput"]) -> "OwnInput":
@@ -108,6 +111,19 @@ class OwnInput:
     def each(self, change: Callable[[Tensor], Tensor]) -> "OwnInput":
         """The same with changed tensors."""
         return dataclasses.replace(self, arguments={name: change(given) for name, given in self.arguments.items()})
+
+    def check_whole(self, tokens: int) -> None:
+        """Check that a text with images may have another number of tokens than it was read with.
+
+        Raises:
+            InputError: If the model is given something for each token.
+        """
+        for name, given in self.arguments.items() if tokens != self.tokens else ():
+            if self.images and given.shape[:2] == (1, self.tokens):
+                raise InputError(
+                    f"analysis=attribution: tokens of a text with images cannot be removed, because the model is given {name} "
+                    "for each token; leave this analysis out"
+                )
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:

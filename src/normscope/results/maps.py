@@ -89,11 +89,19 @@ class PatchedImage:
     grid: tuple[int, int]
     """Rows and columns of patches."""
     places: tuple[int, ...]
-    """Which token each patch is, row by row."""
+    """Which token each patch is, row by row; BLANK where there is none."""
     title: str = ""
     """The name of its file, with the text that it belongs to."""
     within_text: bool = False
     """Whether other tokens are those of a text."""
+
+    BLANK = -1
+
+    def of(self, values: Float[np.ndarray, " token"]) -> Float[np.ndarray, " patch"]:
+        """The values of the patches, given those of all tokens; 0 where there is no patch."""
+        places = np.array(self.places)
+        found: np.ndarray = np.where(places == self.BLANK, 0, values[places])
+        return found
 
     def others(self, tokens: int) -> list[int]:
         """Which of an input's tokens are no patches."""
@@ -118,6 +126,8 @@ class PatchedImage:
         titles: Mapping[str, str],
         beside: Mapping[str, str],
         caption: str,
+        *,
+        signed: bool = False,
     ) -> PatchMaps:
         """Values of patches laid on the image.
 
@@ -131,7 +141,7 @@ class PatchedImage:
             row=range(self.grid[0]),
             column=range(self.grid[1]),
         )
-        return PatchMaps(table, self.png, titles, beside, caption)
+        return PatchMaps(table, self.png, titles, beside, caption, signed)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -297,7 +307,7 @@ class TokenMap:
         for measure in titles:
             values = self.maps[measure][self.layers.index(layer)]
             row = values.mean(axis=0) if at is None else values[at]
-            patches[measure] = row[[*image.places]]
+            patches[measure] = image.of(row)
             shares = row / max(float(row.sum()), np.finfo(row.dtype).tiny)
             named = sorted(sorted(others, key=lambda key: -shares[key])[:_BESIDE])
             beside[measure] = " · ".join(f"{self.keys[key]} {percentage(float(shares[key]))}" for key in named)
@@ -476,7 +486,7 @@ def _image(content: Any, tokens: int) -> PatchedImage | None:
         return None
     rows, columns = map(int, content["grid"])
     places = tuple(map(int, content["places"]))
-    if len(places) != rows * columns or not all(0 <= place < tokens for place in places):
+    if len(places) != rows * columns or not all(PatchedImage.BLANK <= place < tokens for place in places):
         raise ValueError("the patches of the image are damaged")
     pixels, title = pixels_of(content["png"]), str(content["title"])
     return PatchedImage(pixels, (rows, columns), places, title, within_text=bool(content["within_text"]))

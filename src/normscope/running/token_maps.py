@@ -344,9 +344,9 @@ def without_values(model: LoadedModel, batch: Batch) -> TokenMap:
 
 
 def patched_image(model: LoadedModel, batch: Batch) -> PatchedImage | None:
-    """The image whose patches are tokens of a batch of one; several of one size are put side by side."""
+    """The image whose patches are tokens of a batch of one; several of one size make one."""
     if batch.own is not None and batch.own.images:
-        return _side_by_side(batch.own)
+        return _mosaic(batch.own)
     if model.reader is None or batch.own is None or model.reader.geometry.grid is None:
         return None
     pixels = model.reader.pixels(batch.own)
@@ -358,16 +358,43 @@ def patched_image(model: LoadedModel, batch: Batch) -> PatchedImage | None:
     return PatchedImage(pixels, (rows, columns), places, batch.own.titles[0])
 
 
-def _side_by_side(own: OwnInput) -> PatchedImage | None:
-    """The images within a text that have the size of the first one."""
+def _mosaic(own: OwnInput) -> PatchedImage | None:
+    """The images within a text that have the size of the first one: the tiles of an image where they belong, others in rows."""
     first = own.images[0]
     if first.grid is None or first.pixels is None:
         return None
     alike = [each for each in own.images if each.grid == first.grid and np.shape(each.pixels) == first.pixels.shape]
-    pixels = np.concatenate([each.pixels for each in alike if each.pixels is not None], axis=1)
-    places = np.concatenate([np.reshape(each.places, first.grid) for each in alike], axis=1)
-    rows, columns = places.shape
-    return PatchedImage(pixels, (rows, columns), tuple(places.flatten().tolist()), own.titles[0], within_text=True)
+    frames = np.stack([each.pixels for each in alike if each.pixels is not None])
+    across = _columns(frames)
+    rows = -(-len(alike) // across)
+    blank = rows * across - len(alike)
+    frames = np.concatenate([frames, np.full((blank, *first.pixels.shape), 255, dtype=np.uint8)])
+    places = np.full((rows * across, *first.grid), PatchedImage.BLANK)
+    places[: len(alike)] = [np.reshape(each.places, first.grid) for each in alike]
+    pixels, joined = _tiled(frames, across), _tiled(places, across)
+    at = tuple(joined.flatten().tolist())
+    return PatchedImage(pixels, (joined.shape[0], joined.shape[1]), at, own.titles[0], within_text=True)
+
+
+def _tiled(frames: np.ndarray, across: int) -> np.ndarray:
+    """Frames of one size as a single one: frame, row, column, …, with so many in a row."""
+    lines = frames.reshape(-1, across, *frames.shape[1:]).swapaxes(1, 2)
+    return lines.reshape(lines.shape[0] * lines.shape[1], across * frames.shape[2], *frames.shape[3:])
+
+
+def _columns(frames: np.ndarray) -> int:
+    """How many of some images are shown in a row: as many as make the smoothest seams between tiles that the whole image
+    follows."""
+    tiles = frames[:-1].astype(float)
+    if len(tiles) < 2:
+        return len(frames)
+
+    def roughness(across: int) -> float:
+        lines = tiles.reshape(-1, across, *tiles.shape[1:])
+        seams = lines[:, :-1, :, -1] - lines[:, 1:, :, 0], lines[:-1, :, -1] - lines[1:, :, 0]
+        return float(np.abs(np.concatenate([each.ravel() for each in seams])).mean())
+
+    return min((count for count in range(1, len(tiles) + 1) if len(tiles) % count == 0), key=roughness)
 
 
 def _annotated(batch: Batch) -> tuple[tuple[int, ...], DependencyTree] | None:

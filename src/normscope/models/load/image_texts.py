@@ -196,7 +196,7 @@ class ImageTextReader:
         ids, arguments = self._prepared(text, [picture for picture, _ in pictures])
         title = f"{', '.join(name for _, name in pictures)}: {title}"
         whole = [np.asarray(picture) for picture, _ in pictures]
-        own = OwnInput(arguments, (title,), self._images(ids, arguments, whole))
+        own = OwnInput(arguments, (title,), self._images(ids, arguments, whole), ids.shape[1])
         self._given[own.numbers[0]] = text, images, title
         return ids[0].tolist(), own
 

@@ -37,7 +37,7 @@ def patch_maps(figure: PatchMaps, width: float) -> Canvas:
     panels[0].imshow(pixels)
     _plain(panels[0])
     for axes, panel in zip(panels[1:], figure.panel_titles, strict=True):
-        image = _on_image(axes, pixels, figure.values_of(panel).to_numpy(dtype=float))
+        image = _on_image(axes, pixels, figure.values_of(panel).to_numpy(dtype=float), signed=figure.signed)
         axes.set_xlabel(fitted(figure.beside[panel], width / across - 0.2), fontsize=points("xtick.labelsize"))
         _plain(axes)
         bar = canvas.colorbar(
@@ -50,13 +50,12 @@ def patch_maps(figure: PatchMaps, width: float) -> Canvas:
     return canvas
 
 
-def _on_image(axes: Axes, pixels: np.ndarray, values: np.ndarray) -> AxesImage:
+def _on_image(axes: Axes, pixels: np.ndarray, values: np.ndarray, *, signed: bool) -> AxesImage:
     """Lay the values of patches on an image: the more, the less of the image can be seen through the colour."""
     rows, columns, _ = pixels.shape
     around = (-0.5, columns - 0.5, rows - 0.5, -0.5)
     grey = 255 - (255 - pixels @ _GREY) / 2
     axes.imshow(grey, cmap="gray", vmin=0, vmax=255, extent=around)
-    signed = bool((values < 0).any())
     end = end_of_scale(np.abs(values))[0] or 1.0
     shares = np.clip(np.abs(values) / end, 0.0, 1.0)
     scale, colours = (Normalize(-end, end), DIVERGING) if signed else (Normalize(0, end), magnitudes())

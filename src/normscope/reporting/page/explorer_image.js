@@ -10,7 +10,7 @@ class ImageView {
   }
 
   // `maps` has titles, maps and their colours; `pinned` is the row that is laid on the image. `places` are the columns of the
-  // patches. Of `signed` values, both sides of zero have one scale.
+  // patches, −1 where there is none. Of `signed` values, both sides of zero have one scale.
   show({ png, grid, places }, maps, pinned, signed) {
     const source = `data:image/png;base64,${png}`;
     const original = make("figure", {}, make("figcaption", {}, "image"), make("div", { className: "image-map whole" }, make("img", { src: source, alt: "the image as the model reads it" })));
@@ -26,7 +26,7 @@ class ImageView {
     const { grid: [rows, columns], places } = image;
     const canvas = make("canvas", { width: columns, height: rows, role: "img", ariaLabel: "what comes from each patch of the image", onclick: (event) => this.click(event, map, image) });
     const context = canvas.getContext("2d");
-    const ofPatches = Float64Array.from(places, (place) => values[place]);
+    const ofPatches = Float64Array.from(places, (place) => values[place] ?? 0);
     const { largest } = endOfScale(ofPatches, 0, false);
     ofPatches.forEach((value, at) => {
       const share = Math.min(1, Math.abs(value) / (largest || 1));
@@ -43,7 +43,7 @@ class ImageView {
   // receives.
   othersOf(map, values, places, colours, signed) {
     const [patches, whole] = [new Set(places), total(values) || 1];
-    const { largest } = endOfScale(Float64Array.from(places, (place) => values[place]), 0, false);
+    const { largest } = endOfScale(Float64Array.from(places, (place) => values[place] ?? 0), 0, false);
     return map.columns.flatMap((token, at) => {
       if (patches.has(at)) return [];
       const said = `${token} ${signed ? formatNumber(values[at], true) : `${formatNumber((100 * values[at]) / whole)}%`}`;
@@ -58,6 +58,7 @@ class ImageView {
     if (map.ofTargets) return;
     const { left, top, width, height } = event.target.getBoundingClientRect();
     const [row, column] = [Math.floor(((event.clientY - top) / height) * rows), Math.floor(((event.clientX - left) / width) * columns)];
-    this.onPin(places[row * columns + column]);
+    const place = places[row * columns + column];
+    if (place >= 0) this.onPin(place);
   }
 }
