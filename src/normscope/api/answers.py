@@ -183,7 +183,9 @@ def _extended(model: LoadedModel, prompt: Batch, ids: Sequence[int], level: Leve
         types = prompt.token_type_ids[0].tolist()
         fields["token_type_ids"] = [(types + types[-1:] * len(ids))[: len(ids)]]
     batch = single_text(model, BatchEncoding(fields), "attribute", level)
-    return batch if prompt.own is None else dataclasses.replace(batch, own=_lengthened(prompt, batch.input_ids.shape[1]))
+    return (
+        batch if prompt.own is None else dataclasses.replace(batch, own=_lengthened(prompt, batch.input_ids.shape[1]))
+    )
 
 
 def _lengthened(prompt: Batch, length: int) -> OwnInput:

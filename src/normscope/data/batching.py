@@ -14,7 +14,15 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
-from normscope.data.token_sequence import AnnotatedSentence, Batching, OwnInput, ReadsImageTexts, ReadsInputs, TokenSequence, fingerprint
+from normscope.data.token_sequence import (
+    AnnotatedSentence,
+    Batching,
+    OwnInput,
+    ReadsImageTexts,
+    ReadsInputs,
+    TokenSequence,
+    fingerprint,
+)
 from normscope.data.words import NO_WORD, unit_texts
 from normscope.errors import InputError
 from normscope.maths.partition import Partition

@@ -37,8 +37,10 @@ PART_OF_ROLE = {
 }
 """Instructions of developers count as `system`; outputs of tools, and what rerankers read, as `user`."""
 
-IMAGES = "the parts of type image"
+PARTS = "the parts of type "
+IMAGES = f"{PARTS}{IMAGE}"
 REWRITTEN = "messages that the chat template changes (dataset.chat_template)"
+UNREAD = "messages with {parts}, of which only texts and images are read (dataset.chat_template)"
 LEFT_OUT = "read without {part} of messages: only roles and texts are read (dataset.chat_template)"
 TOO_LONG = "longer, with its images, than {longest} tokens (dataset.max_length)"
 REJECTED = "messages that the chat template rejects: {reason} (dataset.chat_template)"
@@ -113,7 +115,7 @@ def _content(content: Any, folder: Path) -> tuple[str | None, tuple[str, ...], t
     if IMAGE in kinds:
         read = [part for part in content if part.get("type") in ("text", IMAGE)]
         parts = tuple(part["text"] if part["type"] == "text" else _image(part, folder) for part in read)
-    return "".join(map(str, texts)), tuple(f"the parts of type {kind}" for kind in kinds), parts
+    return "".join(map(str, texts)), tuple(f"{PARTS}{kind}" for kind in kinds), parts
 
 
 def _image(part: Mapping[str, Any], folder: Path) -> Any:
@@ -251,6 +253,12 @@ class Conversations(ExampleEncoder):
             if isinstance(written, str):
                 counts.skipped[written] += 1
                 continue
+            left_out = {part for message in messages for part in message.others}
+            if self.reader is not None:
+                left_out -= {IMAGES}
+                if unread := sorted(part for part in left_out if part.startswith(PARTS)):
+                    counts.skipped[UNREAD.format(parts=" and ".join(unread))] += 1
+                    continue
             images = [image for message in messages for image in message.images]
             tokens = tokens_of(self.sequences.tokenizer, written, segments=self.sequences.segments)
             own = None
@@ -262,8 +270,7 @@ class Conversations(ExampleEncoder):
                 continue
             segments = None if tokens.segments is None else self.sequences.kept(tokens.segments)
             sequence = self.sequences.made(self.sequences.kept(tokens.ids), segments, cut=cut)
-            left_out = {part for message in messages for part in message.others}
-            for part in left_out if self.reader is None else left_out - {IMAGES}:
+            for part in left_out:
                 counts.remarks[LEFT_OUT.format(part=part)] += 1
             parts = map(written.part_of, self.sequences.kept(tokens.messages))
             inherited = np.array([names.index(part) for part in parts], dtype=np.int64)

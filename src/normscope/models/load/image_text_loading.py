@@ -34,10 +34,11 @@ def read_text_processor(config: PretrainedConfig, folder: Path, name: str) -> An
         return None
     try:
         processor = AutoProcessor.from_pretrained(folder)
+        assert isinstance(processor.tokenizer, PreTrainedTokenizerBase)
     except Exception as error:  # missing files and missing optional packages raise many types
         log.warning("%s reads texts alone, because its processor cannot be loaded: %s", name, one_line(error))
         return None
-    return processor if isinstance(getattr(processor, "tokenizer", None), PreTrainedTokenizerBase) else None
+    return processor
 
 
 def image_text_model(

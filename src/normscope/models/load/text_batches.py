@@ -232,7 +232,9 @@ def _asked(text: tuple[Any, str]) -> list[dict[str, Any]]:
 def _check_images(model: LoadedModel, sequences: Sequence[TokenSequence]) -> None:
     """Check that no text has a token that stands for an image but no image."""
     for sequence in sequences if model.image_texts is not None else ():
-        alone = sorted(model.image_texts.tokens.intersection(sequence.input_ids.tolist())) if sequence.own is None else []
+        alone = (
+            sorted(model.image_texts.tokens.intersection(sequence.input_ids.tolist())) if sequence.own is None else []
+        )
         if alone:
             token = model.tokenizer.convert_ids_to_tokens(alone)[0]
             raise InputError(f"the text has {token}, which stands for an image, but no image; pass (image, text)")
