@@ -1,6 +1,5 @@
 """Vision–language models: their language layers, on texts with images, are measured from pixels and ids on."""
 
-import copy
 import json
 
 import numpy as np
@@ -330,7 +329,6 @@ BAD = {
         lambda _folder: (picture(), "See <image> there."),
         "LlavaProcessor fails on a text with 1 image|Image features and image tokens do not match",
     ),
-    "spans": (None, "the spans of a text with images are its images and its text"),
 }
 
 
@@ -339,11 +337,23 @@ def test_what_cannot_be_read_is_refused_in_a_line(wrapped, case, tmp_path):
     model, _, _ = wrapped("llava")
     (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\nno image")
     make, expected = BAD[case]
+    given = make(tmp_path)
     with pytest.raises(InputError, match=expected) as error:
-        if make is None:
-            normscope.attribute(model, (picture(), QUESTION), normscope.NextToken(), spans="sentences")
-        normscope.decompose(model, make(tmp_path))
+        normscope.decompose(model, given)
     assert "\n" not in str(error.value)
+
+
+def test_regions_of_a_text_with_an_image_are_its_images(wrapped):
+    model, _, _ = wrapped("idefics3")
+    asked_for = (picture(), QUESTION)
+    with pytest.raises(InputError, match="the spans of a text with images are its images and its text"):
+        normscope.attribute(model, asked_for, normscope.NextToken(), spans="sentences")
+    regions = normscope.attention(model, asked_for, queries="last", keys="images").maps[0]
+    every = normscope.decompose(model, asked_for).maps[0]
+    places = batch_from_texts(model, asked_for).own.images
+    assert regions.keys[:5] == tuple(f"image {number}" for number in range(1, 6))
+    expected = [every.maps["attn_w"][0][-1, [*image.places]].sum() for image in places]
+    np.testing.assert_allclose(regions.maps["attn_w"][0][0][:5], expected, rtol=0, atol=1e-10)
 
 
 def test_an_image_is_refused_by_a_model_of_texts(wrapped):

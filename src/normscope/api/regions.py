@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.data.batching import Batch
-from normscope.data.token_sequence import ImageTokens
 from normscope.data.segmentation import spans_of_sentences
+from normscope.data.token_sequence import ImageTokens
 from normscope.data.tokenization import Place, owners_of
 from normscope.errors import InputError, describe_type, printable
 from normscope.maths.partition import Partition
@@ -247,6 +247,9 @@ def _parts(argument: str, kind: str, read: ReadSide) -> list[tuple[str, list[int
             return found or _refuse(argument, kind, "a pair of texts, (first, second), and a fast tokenizer")
         case "messages" | "prompt" | "answer":
             return _of_conversation(argument, kind, read)
+        case "images" if read.batch.own is not None and read.batch.own.images:
+            images = read.batch.own.images
+            return [(f"image {number}", [*each.places]) for number, each in enumerate(images, start=1)]
         case "images":
             image = _image_token(read.model.model.config, read.model.tokenizer)
             found = _images(read.batch.input_ids[0].tolist(), image)

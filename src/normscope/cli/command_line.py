@@ -57,8 +57,9 @@ def asked_of(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         words: The command line, without the program.
 
     Returns:
-        The `command` with its own arguments; `question` is the text behind that of `explain`; `help` says that the first page is wanted instead, and `is_literal` that the
-        text stands after `--`, and is taken as it stands, even if it is the name of a file or begins with a dash.
+        The `command` with its own arguments; `question` is the text behind an image's file; `help` says that the first page is
+        wanted instead, and `is_literal` that the text stands after `--`, and is taken as it stands, even if it is the name of a
+        file or begins with a dash.
 
     Raises:
         InputError: If a command of ours has words that it does not know.

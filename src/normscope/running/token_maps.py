@@ -363,12 +363,14 @@ def _mosaic(own: OwnInput) -> PatchedImage | None:
     first = own.images[0]
     if first.grid is None or first.pixels is None:
         return None
-    alike = [each for each in own.images if each.grid == first.grid and np.shape(each.pixels) == first.pixels.shape]
-    frames = np.stack([each.pixels for each in alike if each.pixels is not None])
+    size = first.pixels.shape
+    alike = [each for each in own.images if each.grid == first.grid and each.pixels is not None]
+    alike = [each for each in alike if np.asarray(each.pixels).shape == size]
+    frames = np.stack([np.asarray(each.pixels) for each in alike])
     across = _columns(frames)
     rows = -(-len(alike) // across)
     blank = rows * across - len(alike)
-    frames = np.concatenate([frames, np.full((blank, *first.pixels.shape), 255, dtype=np.uint8)])
+    frames = np.concatenate([frames, np.full((blank, *size), 255, dtype=np.uint8)])
     places = np.full((rows * across, *first.grid), PatchedImage.BLANK)
     places[: len(alike)] = [np.reshape(each.places, first.grid) for each in alike]
     pixels, joined = _tiled(frames, across), _tiled(places, across)

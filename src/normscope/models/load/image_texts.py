@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText
 from transformers.modeling_utils import PreTrainedModel
@@ -93,8 +93,14 @@ class ImageTextModel(PreTrainedModel):
         """
         if self._is_base and not own:
             return self.tower(input_ids=input_ids, attention_mask=attention_mask)
-        with contextlib.ExitStack() as before:
-            before.enter_context(self._on_entry(lambda given: (before.close(), begin_vectors(given))))
+        before = contextlib.ExitStack()
+
+        def begin(given: Mapping[str, Any]) -> None:
+            before.close()
+            begin_vectors(given)
+
+        with before:
+            before.enter_context(self._on_entry(begin))
             before.enter_context(unobserved())
             before.enter_context(torch._C.DisableTorchFunction())
             return self.model(input_ids=input_ids, attention_mask=attention_mask, **own)
@@ -154,13 +160,13 @@ class ImageTextReader:
         before, after = (model.entry(each) for each in blank._with_noise(ids, arguments, ...))
         model.reads_later = not all(map(torch.equal, before[1], after[1]))
         changes = (before[0] != after[0]).any(dim=-1)
-        tokens = frozenset(ids[0, changes].tolist())
-        if not tokens or not torch.equal(torch.isin(ids[0], torch.tensor(sorted(tokens)).to(ids)), changes):
+        reader = cls(processor, model, frozenset(ids[0, changes].tolist()))
+        if not reader.tokens or not torch.equal(reader._is_image(ids), changes):
             raise InputError(
-                f"model: expected some tokens of {type(model.model).__name__} to stand for an image, each with a vector made of "
-                f"its pixels, got {len(tokens)} kinds of tokens that change with it; pass the tokenizer alone to read texts"
+                f"model: expected some tokens of {type(model.model).__name__} to stand for an image, their vectors made of its "
+                f"pixels, got {len(reader.tokens)} kinds of tokens that change with it; pass the tokenizer alone to read texts"
             )
-        return cls(processor, model, tokens)
+        return reader
 
     def marked(self, text: str, images: int) -> str:
         """A text with the token that stands for an image before it, once for each image, unless it has that token already."""
@@ -232,6 +238,10 @@ class ImageTextReader:
         arguments.pop("attention_mask", None)
         return ids, arguments
 
+    def _is_image(self, ids: Tensor) -> Bool[Tensor, " token"]:
+        """Which tokens stand for an image."""
+        return torch.isin(ids[0], torch.tensor(sorted(self.tokens)).to(ids))
+
     def _changes(self, ids: Tensor, arguments: Mapping[str, Tensor], region: Any) -> Float[Tensor, " token"]:
         """How far each token's vector moves, relative to its length, when a region of all images becomes noise."""
         (before, _), (after, _) = (self.model.entry(each) for each in self._with_noise(ids, arguments, region))
@@ -255,7 +265,7 @@ class ImageTextReader:
         self, ids: Tensor, arguments: Mapping[str, Tensor], pictures: Sequence[np.ndarray]
     ) -> tuple[ImageTokens, ...]:
         """The tokens of each image, or of each of the tiles that the processor has cut it into."""
-        places = torch.isin(ids[0], torch.tensor(sorted(self.tokens)).to(ids)).nonzero().flatten().tolist()
+        places = self._is_image(ids).nonzero().flatten().tolist()
         frames = self._frames(arguments)
         sizes = [image.shape[:2] for image in frames]
         share = [1] * len(frames)
@@ -308,9 +318,8 @@ class ImageTextReader:
                 (0, (..., slice(width // grid[1]))),
                 (-1, (..., slice(-(width // grid[1]), None))),
             )
-            is_image = torch.isin(ids[0], torch.tensor(sorted(self.tokens)).to(ids))
             for number, (line, strip) in enumerate(strips):
-                moved = self._changes(ids, arguments, strip)[is_image].reshape(frames, *grid)
+                moved = self._changes(ids, arguments, strip)[self._is_image(ids)].reshape(frames, *grid)
                 lines = moved.mean(dim=(0, 2 if number < 2 else 1))
                 if int(lines.argmax()) != line % len(lines):
                     grid = None

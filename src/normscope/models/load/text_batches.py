@@ -192,7 +192,7 @@ def _encoding_of_ids(model: LoadedModel, texts: object) -> object:
     return BatchEncoding({"input_ids": rows})
 
 
-def is_image_text(model: LoadedModel, text: object) -> TypeGuard[tuple[Any, str]]:
+def is_image_text(model: LoadedModel, text: object) -> bool:
     """Whether a text is given as a pair of an image, or a list of images, and a question.
 
     Raises:
@@ -221,7 +221,7 @@ def _is_image(given: object) -> bool:
     return isinstance(given, Path | Image.Image | np.ndarray)
 
 
-def _asked(text: tuple[Any, str]) -> list[dict[str, Any]]:
+def _asked(text: Any) -> list[dict[str, Any]]:
     """A pair of an image, or several, and a question as a conversation."""
     images, question = text
     images = images if isinstance(images, list) else [images]
@@ -231,11 +231,10 @@ def _asked(text: tuple[Any, str]) -> list[dict[str, Any]]:
 
 def _check_images(model: LoadedModel, sequences: Sequence[TokenSequence]) -> None:
     """Check that no text has a token that stands for an image but no image."""
-    for sequence in sequences if model.image_texts is not None else ():
-        alone = (
-            sorted(model.image_texts.tokens.intersection(sequence.input_ids.tolist())) if sequence.own is None else []
-        )
-        if alone:
+    tokens = frozenset[int]() if model.image_texts is None else model.image_texts.tokens
+    for sequence in sequences:
+        alone = sorted(tokens.intersection(sequence.input_ids.tolist()))
+        if alone and sequence.own is None:
             token = model.tokenizer.convert_ids_to_tokens(alone)[0]
             raise InputError(f"the text has {token}, which stands for an image, but no image; pass (image, text)")
 
@@ -344,7 +343,7 @@ def _read(
         written = _written(model, example)
         parts = [
             (0, start, end, (len(said) - len(said.lstrip())) * (end - start < len(said)))
-            for (start, end), (_, said, _) in zip(written.messages, example.messages, strict=True)
+            for (start, end), said in zip(written.messages, [each.content for each in example.messages], strict=True)
         ]
         given = len(text) if isinstance(text, list | tuple) else 1  # without what the system says to a reranker
         texts = [written.text + behind]
