@@ -302,6 +302,22 @@ def test_a_file_of_conversations_has_images_beside_it(wrapped, tmp_path):
     assert unpacked(torch.as_tensor(collate([sequences[2]], encoder).by_sequence()[0]), model.image_texts).own is None
 
 
+def test_analyses_count_what_is_taken_from_images(wrapped):
+    """The share of the weight on image tokens is the mean over texts of what their maps have."""
+    model, _, _ = wrapped("llava")
+    texts = [(picture(1), "What is it?"), (picture(2), "And what, pray, is that?")]
+    table = normscope.run("norms", model=model, texts=texts).tables["norms_by_layer"]
+    shares = []
+    for text in texts:
+        (found,) = normscope.decompose(model, text).maps
+        is_image = np.isin(found.keys, IMAGES["llava"])
+        shares.append(found.maps["attn_w"][:, :, is_image].sum(axis=2).mean(axis=1))
+    of_image = table[(table["category"] == "image") & (table["measure"] == "alpha")]
+    np.testing.assert_allclose(of_image["sequence_mean"], np.mean(shares, axis=0), rtol=0, atol=1e-10)
+    with pytest.raises(InputError, match="expected all of them with an image, or none"):
+        normscope.run("norms", model=model, texts=[*texts, "No image."])
+
+
 def test_tokens_are_not_removed_where_the_model_is_given_something_for_each(wrapped):
     model, _, _ = wrapped("gemma3")
     batch = batch_from_texts(model, (picture(), QUESTION))

@@ -138,7 +138,8 @@ def example_of(model: LoadedModel, text: object) -> Example:
     if is_messages(text):
         return Example("", messages=messages_in(text))
     if is_image_text(model, text):
-        return Example("", messages=messages_in(_asked(text)))
+        messages = messages_in(_asked(text))
+        return Example(messages[0].content, messages=messages)
     text = plain_ids(text)
     if is_ids(text):
         if not isinstance(model.tokenizer, TokenNames):
