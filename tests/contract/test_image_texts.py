@@ -8,14 +8,15 @@ import torch
 import transformers
 
 import normscope
-from normscope.data.batching import unpacked
+from normscope.attribution.passes import held_pass
+from normscope.data.batching import collate, unpacked
 from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.token_sequence import ImageTokens, OwnInput
 from normscope.errors import InputError
-from normscope.models.load.text_batches import batch_from_texts
+from normscope.models.load.text_batches import batch_from_texts, example_of
 from normscope.results.figures import PatchMaps
 from normscope.running.token_maps import patched_image
 from tests.end_to_end.shell import run_here
@@ -121,8 +122,6 @@ def test_scores_are_those_of_a_model_with_everything_held(wrapped):
     image = picture()
     batch = batch_from_texts(model, (image, QUESTION))
     result = normscope.attribute(model, (image, QUESTION), normscope.NextToken())
-    from normscope.attribution.passes import held_pass
-
     passed = held_pass(model.model, model.facts, batch.model_inputs(), model.next_token_head)
     best = passed.output.logits[0, -1].max()
     (gradients, _) = passed.at_output(best)
@@ -293,8 +292,6 @@ def test_a_file_of_conversations_has_images_beside_it(wrapped, tmp_path):
     assert encoder.batching.name == "SINGLE"
     image = list(encoder.categories.names).index("image")
     assert [(each.inherited == image).sum() for each in sequences] == [16, 16, 0]
-    from normscope.data.batching import collate
-
     (kinds,) = collate([sequences[1]], encoder).by_sequence()
     again = unpacked(torch.as_tensor(kinds), model.image_texts)
     assert torch.equal(again.own.arguments["pixel_values"], sequences[1].own.arguments["pixel_values"])
@@ -307,11 +304,13 @@ def test_analyses_count_what_is_taken_from_images(wrapped):
     model, _, _ = wrapped("llava")
     texts = [(picture(1), "What is it?"), (picture(2), "And what, pray, is that?")]
     table = normscope.run("norms", model=model, texts=texts).tables["norms_by_layer"]
-    shares = []
+    options = DatasetOptions(kind=DatasetKind.text, seed=0, chat_template=True)
+    encoder, shares = Encoder(model, options), []
     for text in texts:
-        (found,) = normscope.decompose(model, text).maps
-        is_image = np.isin(found.keys, IMAGES["llava"])
-        shares.append(found.maps["attn_w"][:, :, is_image].sum(axis=2).mean(axis=1))
+        batch = collate(encoder.encode([example_of(model, text)], CorpusCounts()), encoder)
+        is_image = np.isin(batch.unit_texts(model.tokenizer), IMAGES["llava"])
+        weights = [block.weights[0].mean(dim=0).numpy() for block in normscope.observe(model, batch)]
+        shares.append([each[:, is_image].sum(axis=1).mean() for each in weights])
     of_image = table[(table["category"] == "image") & (table["measure"] == "alpha")]
     np.testing.assert_allclose(of_image["sequence_mean"], np.mean(shares, axis=0), rtol=0, atol=1e-10)
     with pytest.raises(InputError, match="expected all of them with an image, or none"):
