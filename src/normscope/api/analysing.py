@@ -54,7 +54,8 @@ def run(
 
     Args:
         analyses: The name of an analysis, or several names; plug-ins included.
-        texts: Texts, and pairs (tuples) of texts; or pairs of an image and a text, for a vision–language model. For cross-attention: pairs of a source and its translation.
+        texts: Texts, and pairs (tuples) of texts. For cross-attention: pairs of a source and its translation. For a
+            vision–language model, all of them may be pairs of an image and a text.
         model: What `load` or `wrap` returned, a name to load, or a module with its `tokenizer`, if it has one.
         tokenizer: The tokenizer of a model that was neither loaded nor wrapped.
         layers: `all`, or layer numbers from 1.

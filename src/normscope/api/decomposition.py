@@ -57,7 +57,8 @@ def decompose(
         model: See `load` and `wrap`.
         text: A text, a pair (tuple) of texts, token ids (a list, an array or a tensor, also with a row for each text), a list
             of these, or a BatchEncoding from the model's tokenizer. For the decoder of an encoder–decoder: pairs of a source
-            and its translation. For a model of images: a file, a `PIL.Image` or an array of rows × columns × 3 bytes.
+            and its translation. For a model of images: a file, a `PIL.Image` or an array of rows × columns × 3 bytes. For a
+            vision–language model: a pair of an image, or a list of images, and a text; or a conversation with images.
         heads: Whether to keep the maps of individual heads as well.
         feed_forward: Whether to follow the vectors through the feed-forward network, too, with its biases as summands. Its
             last projection then runs once per pair of tokens.

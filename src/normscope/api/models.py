@@ -136,7 +136,7 @@ def wrap(
             a vector for each token, your own code included. All weights must be on one device.
         tokenizer: The model's tokenizer. Without one, a text is the names of its tokens, separated by spaces (`"5 7 12"`), or a
             list of token ids. For a model of images or audio, its processor, or a function of an image that returns the keyword
-            arguments of `forward`.
+            arguments of `forward`. For a vision–language model, its processor; with the tokenizer alone, it reads texts.
         stack: Which attention of an encoder–decoder: `encoder` (the default), `decoder` or `cross`.
         inputs: For modules that are not from transformers: a function of ids and mask (1 at tokens, 0 at padding), both of
             shape (text, token), that returns the keyword arguments (a dict), the positional arguments (a tuple) or the

@@ -77,7 +77,8 @@ def wrap_model(
         model: A transformers model with or without a head, a PEFT model around one, an encoder of sentence-transformers, or
             any other module that maps token ids to vectors. Active adapters are merged in the copy.
         tokenizer: Its tokenizer. Without one, a text is the names of its tokens, separated by spaces. For a model of images or
-            audio, its processor, or a function that returns the keyword arguments of its `forward`.
+            audio, its processor, or a function that returns the keyword arguments of its `forward`. For a model of images and
+            texts, the processor of both.
         stack: Which attention of an encoder–decoder; the encoder's by default.
         inputs: What a module is called with, as a function of ids and mask; see `AnyModule`.
         tokens: The name of each token id, if there is no tokenizer; by default, the ids themselves.
