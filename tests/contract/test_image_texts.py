@@ -1,6 +1,7 @@
 """Vision–language models: their language layers, on texts with images, are measured from pixels and ids on."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +10,10 @@ import transformers
 
 import normscope
 from normscope.attribution.passes import held_pass
-from normscope.data.batching import collate, unpacked
+from normscope.data.batching import collate, unpacked, windows
 from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
-from normscope.data.examples import CorpusCounts
+from normscope.data.examples import CorpusCounts, Example, Message
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.data.token_sequence import ImageTokens, OwnInput
 from normscope.errors import InputError
@@ -227,14 +228,14 @@ def test_tiles_are_put_together_as_their_borders_fit():
     tiles = [whole[8 * row : 8 * row + 8, 8 * column : 8 * column + 8] for row in (0, 1) for column in (0, 1, 2)]
     frames = [*tiles, np.full((8, 8, 3), 7, dtype=np.uint8)]
     images = tuple(
-        ImageTokens(("a", "b", "c", "d"), tuple(range(4 * number, 4 * number + 4)), (2, 2), frame)
-        for number, frame in enumerate(frames)
+        ImageTokens(("a", "b", "c", "d"), tuple(range(4 * number, 4 * number + 4)), (2, 2)) for number in range(7)
     )
 
     class One:
         own = OwnInput({}, ("a picture",), images, 28)
+        image_texts = type("", (), {"pixels": lambda _own: frames})
 
-    mosaic = patched_image(None, One())
+    mosaic = patched_image(One, One)
     assert mosaic.grid == (6, 6)
     assert np.array_equal(mosaic.pixels[:16], whole)
     assert mosaic.places[:12] == (0, 1, 4, 5, 8, 9, 2, 3, 6, 7, 10, 11)
@@ -315,6 +316,14 @@ def test_analyses_count_what_is_taken_from_images(wrapped):
     np.testing.assert_allclose(of_image["sequence_mean"], np.mean(shares, axis=0), rtol=0, atol=1e-10)
     with pytest.raises(InputError, match="expected all of them with an image, or none"):
         normscope.run("norms", model=model, texts=[*texts, "No image."])
+
+
+def test_fewer_texts_with_images_are_read_ahead():
+    def example(*parts):
+        return Example("a", messages=(Message("user", "a", (), parts),))
+
+    given = [*[example("a", "x.png")] * 3, *[example("a", Path("x.png"))] * 40]
+    assert [len(window) for window in windows(given)] == [3 + 16, 16, 8]
 
 
 def test_tokens_are_not_removed_where_the_model_is_given_something_for_each(wrapped):

@@ -1,7 +1,6 @@
 """Token sequences to padded batches: sequences of similar length together, within a token budget."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -32,6 +31,9 @@ T = TypeVar("T")
 
 # Examples that are sorted by length at a time: few enough to bound memory, enough to need hardly any padding.
 LOOKAHEAD = 2048
+# The same of texts with images, each of which may take 50 MB.
+_WITH_IMAGES = 16
+_ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -313,9 +315,17 @@ def batches(
 
 
 def windows(examples: Iterable[Example | str]) -> Iterator[list[Example | str]]:
-    """A corpus in windows of LOOKAHEAD examples, which are batched separately."""
-    stream = iter(examples)
-    while window := list(itertools.islice(stream, LOOKAHEAD)):
+    """A corpus in windows of LOOKAHEAD examples, or of fewer with images, which are batched separately."""
+    window: list[Example | str] = []
+    room = 1.0
+    for example in examples:
+        window.append(example)
+        has_images = isinstance(example, Example) and any(message.images for message in example.messages or ())
+        room -= 1 / min(LOOKAHEAD, _WITH_IMAGES) if has_images else 1 / LOOKAHEAD
+        if room < _ROUNDING:
+            yield window
+            window, room = [], 1.0
+    if window:
         yield window
 
 

@@ -62,8 +62,6 @@ class ImageTokens:
     """Where in the text each is."""
     grid: tuple[int, int] | None = None
     """Rows and columns of the image that they are, row by row; None if they are on no grid."""
-    pixels: np.ndarray | None = None
-    """The image, rows × columns × 3 numbers from 0 to 255."""
 
     @classmethod
     def numbered(cls, places: Sequence[int]) -> "ImageTokens":
@@ -71,14 +69,12 @@ class ImageTokens:
         return cls(tuple(f"image {number}" for number in range(1, len(places) + 1)), tuple(places))
 
     @classmethod
-    def on_grid(
-        cls, places: Sequence[int], grid: tuple[int, int] | None, pixels: np.ndarray, prefix: str = ""
-    ) -> "ImageTokens":
+    def on_grid(cls, places: Sequence[int], grid: tuple[int, int] | None, prefix: str = "") -> "ImageTokens":
         """The tokens of an image, named by row and column from the upper left, if they are on a grid, otherwise by number."""
         if grid is None:
-            return cls(tuple(f"{prefix}{number}" for number in range(1, len(places) + 1)), tuple(places), None, pixels)
+            return cls(tuple(f"{prefix}{number}" for number in range(1, len(places) + 1)), tuple(places))
         names = (f"{prefix}{at // grid[1] + 1},{at % grid[1] + 1}" for at in range(len(places)))
-        return cls(tuple(names), tuple(places), grid, pixels)
+        return cls(tuple(names), tuple(places), grid)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -346,7 +346,7 @@ def without_values(model: LoadedModel, batch: Batch) -> TokenMap:
 def patched_image(model: LoadedModel, batch: Batch) -> PatchedImage | None:
     """The image whose patches are tokens of a batch of one; several of one size make one."""
     if batch.own is not None and batch.own.images:
-        return _mosaic(batch.own)
+        return None if model.image_texts is None else _mosaic(batch.own, model.image_texts.pixels(batch.own))
     if model.reader is None or batch.own is None or model.reader.geometry.grid is None:
         return None
     pixels = model.reader.pixels(batch.own)
@@ -358,15 +358,18 @@ def patched_image(model: LoadedModel, batch: Batch) -> PatchedImage | None:
     return PatchedImage(pixels, (rows, columns), places, batch.own.titles[0])
 
 
-def _mosaic(own: OwnInput) -> PatchedImage | None:
-    """The images within a text that have the size of the first one: the tiles of an image where they belong, others in rows."""
-    first = own.images[0]
-    if first.grid is None or first.pixels is None:
+def _mosaic(own: OwnInput, pictures: Sequence[np.ndarray]) -> PatchedImage | None:
+    """The images within a text that have the size of the first one: the tiles of an image where they belong.
+
+    Args:
+        pictures: What is seen on each.
+    """
+    first, size = own.images[0], pictures[0].shape
+    if first.grid is None:
         return None
-    size = first.pixels.shape
-    alike = [each for each in own.images if each.grid == first.grid and each.pixels is not None]
-    alike = [each for each in alike if np.asarray(each.pixels).shape == size]
-    frames = np.stack([np.asarray(each.pixels) for each in alike])
+    both = [*zip(own.images, pictures, strict=True)]
+    alike = [image for image, seen in both if image.grid == first.grid and seen.shape == size]
+    frames = np.stack([seen for image, seen in both if image in alike])
     across = _columns(frames)
     rows = -(-len(alike) // across)
     blank = rows * across - len(alike)

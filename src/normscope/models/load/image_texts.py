@@ -201,8 +201,7 @@ class ImageTextReader:
         pictures = [opened(each) for each in images]
         ids, arguments = self._prepared(text, [picture for picture, _ in pictures])
         title = f"{', '.join(name for _, name in pictures)}: {title}"
-        whole = [np.asarray(picture) for picture, _ in pictures]
-        own = OwnInput(arguments, (title,), self._images(ids, arguments, whole), ids.shape[1])
+        own = OwnInput(arguments, (title,), self._images(ids, arguments), ids.shape[1])
         self._given[own.numbers[0]] = text, images, title
         return ids[0].tolist(), own
 
@@ -261,35 +260,35 @@ class ImageTextReader:
 
     # Where the tokens lie in their images.
 
-    def _images(
-        self, ids: Tensor, arguments: Mapping[str, Tensor], pictures: Sequence[np.ndarray]
-    ) -> tuple[ImageTokens, ...]:
+    def pixels(self, own: OwnInput) -> list[np.ndarray]:
+        """The images whose tokens `own.images` are, each rows × columns × 3 numbers from 0 to 255: as the model sees them if it
+        is given images, otherwise as they were read."""
+        tensor = _images_in(own.arguments)
+        if tensor is None:
+            return [np.asarray(opened(each)[0]) for each in self._given[own.numbers[0]][1]]
+        frames = tensor.flatten(0, -_IMAGE_AXES - 1).double().cpu().numpy().transpose(0, 2, 3, 1)
+        return [shown_pixels(frame, getattr(self.processor, "image_processor", None)) for frame in frames]
+
+    def _images(self, ids: Tensor, arguments: Mapping[str, Tensor]) -> tuple[ImageTokens, ...]:
         """The tokens of each image, or of each of the tiles that the processor has cut it into."""
         places = self._is_image(ids).nonzero().flatten().tolist()
-        frames = self._frames(arguments)
-        sizes = [image.shape[:2] for image in frames]
-        share = [1] * len(frames)
-        if not frames:  # the processor has made patches of images of their own sizes, and says how many
+        tensor = _images_in(arguments)
+        if tensor is not None:
+            height, width = tensor.shape[-2:]
+            sizes = [(height, width)] * (tensor.numel() // (_COLOURS * height * width))
+            shares = [1] * len(sizes)
+        else:  # the processor has made patches of images of their own sizes, and says how many
             sizes = self._grid_facts(arguments)
-            frames, share = ([*pictures], [rows * columns for rows, columns in sizes]) if sizes else ([], [])
-        if not places or not share or len(places) * share[0] % sum(share) or len(frames) != len(share):
+            shares = [rows * columns for rows, columns in sizes]
+        if not places or not shares or any(len(places) * each % sum(shares) for each in shares):
             return (ImageTokens.numbered(places),)
-        counts = [len(places) * each // sum(share) for each in share]
-        ends = np.cumsum(counts)
+        counts = [len(places) * each // sum(shares) for each in shares]
         found = []
-        for number, (end, count, image, size) in enumerate(zip(ends, counts, frames, sizes, strict=True), start=1):
-            grid = self._grid(ids, arguments, len(frames), count, size)
-            name = f"image {number}: " if len(frames) > 1 else ""
-            found.append(ImageTokens.on_grid(places[end - count : end], grid, image, name))
+        for number, (end, count, size) in enumerate(zip(np.cumsum(counts), counts, sizes, strict=True), start=1):
+            grid = self._grid(ids, arguments, len(sizes), count, size)
+            name = f"image {number}: " if len(sizes) > 1 else ""
+            found.append(ImageTokens.on_grid(places[end - count : end], grid, name))
         return tuple(found)
-
-    def _frames(self, arguments: Mapping[str, Tensor]) -> list[np.ndarray]:
-        """The images as the model sees them, if it is given images."""
-        tensors = [each for each in arguments.values() if _holds_images(each)]
-        if len(tensors) != 1:
-            return []
-        frames = tensors[0].flatten(0, -_IMAGE_AXES - 1).double().cpu().numpy().transpose(0, 2, 3, 1)
-        return [shown_pixels(frame, getattr(self.processor, "image_processor", None)) for frame in frames]
 
     def _grid_facts(self, arguments: Mapping[str, Tensor]) -> list[tuple[int, int]]:
         """Rows and columns of patches of each image, if the processor returns them: with the number of frames before them."""
@@ -308,7 +307,7 @@ class ImageTextReader:
         height, width = size
         alike = [(rows, tokens // rows) for rows in range(1, tokens + 1) if tokens % rows == 0]
         grid = next(((rows, columns) for rows, columns in alike if rows * width == columns * height), None)
-        if grid is None or not any(map(_holds_images, arguments.values())):
+        if grid is None or _images_in(arguments) is None:
             return grid
         key = (*(each.shape for each in arguments.values()), frames, tokens)
         if key not in self._grids:
@@ -328,5 +327,11 @@ class ImageTextReader:
         return self._grids[key]
 
 
-def _holds_images(given: Tensor) -> bool:
-    return given.is_floating_point() and given.ndim > _IMAGE_AXES and given.shape[-_IMAGE_AXES] == _COLOURS
+def _images_in(arguments: Mapping[str, Tensor]) -> Tensor | None:
+    """The only argument that holds images, with axes of colours, rows and columns last; None if there is no such."""
+    found = [
+        each
+        for each in arguments.values()
+        if each.is_floating_point() and each.ndim > _IMAGE_AXES and each.shape[-_IMAGE_AXES] == _COLOURS
+    ]
+    return found[0] if len(found) == 1 else None
