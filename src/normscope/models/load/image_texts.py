@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +34,15 @@ _PROBE = 64
 
 _IMAGE_AXES, _COLOURS = 3, 3
 """Axes of an image, the last ones of a batch of images, and the size of the first of these."""
+
+
+class Entry(NamedTuple):
+    """What enters language layers."""
+
+    vectors: Float[Tensor, "token model"]
+    """Those of the tokens, which enter the first layer."""
+    others: list[Tensor]
+    """Whatever other numbers there are."""
 
 
 def reads_image_texts(model: object, processor: object) -> bool:
@@ -105,14 +114,13 @@ class ImageTextModel(PreTrainedModel):
             before.enter_context(torch._C.DisableTorchFunction())
             return self.model(input_ids=input_ids, attention_mask=attention_mask, **own)
 
-    def entry(self, inputs: Mapping[str, Tensor]) -> tuple[Float[Tensor, "token model"], list[Tensor]]:
-        """The vectors of the tokens of a single input, and what other numbers its language layers are given, in a pass that
-        ends there."""
-        found: list[tuple[Tensor, list[Tensor]]] = []
+    def entry(self, inputs: Mapping[str, Tensor]) -> Entry:
+        """What the language layers are given for a single input, in a pass that ends there."""
+        found: list[Entry] = []
 
         def stop(given: Mapping[str, Any]) -> None:
             others = tensors_in([value for name, value in given.items() if name != "inputs_embeds"])
-            found.append((given["inputs_embeds"][0], [each for each in others if each.is_floating_point()]))
+            found.append(Entry(given["inputs_embeds"][0], [each for each in others if each.is_floating_point()]))
             raise StopForward
 
         with torch.no_grad(), model_code(self.model), contextlib.suppress(StopForward), self._on_entry(stop):
@@ -157,9 +165,9 @@ class ImageTextReader:
         """
         blank = cls(processor, model, frozenset())
         ids, arguments = blank._probe()
-        before, after = (model.entry(each) for each in blank._with_noise(ids, arguments, ...))
-        model.reads_later = not all(map(torch.equal, before[1], after[1]))
-        changes = (before[0] != after[0]).any(dim=-1)
+        before, after = (blank._entered(ids, arguments, noise) for noise in (None, ...))
+        model.reads_later = not all(map(torch.equal, before.others, after.others))
+        changes = (before.vectors != after.vectors).any(dim=-1)
         reader = cls(processor, model, frozenset(ids[0, changes].tolist()))
         if not reader.tokens or not torch.equal(reader._is_image(ids), changes):
             raise InputError(
@@ -241,22 +249,15 @@ class ImageTextReader:
         """Which tokens stand for an image."""
         return torch.isin(ids[0], torch.tensor(sorted(self.tokens)).to(ids))
 
-    def _changes(self, ids: Tensor, arguments: Mapping[str, Tensor], region: Any) -> Float[Tensor, " token"]:
-        """How far each token's vector moves, relative to its length, when a region of all images becomes noise."""
-        (before, _), (after, _) = (self.model.entry(each) for each in self._with_noise(ids, arguments, region))
-        return (after - before).norm(dim=-1) / before.norm(dim=-1).clamp(min=torch.finfo(before.dtype).tiny)
-
-    @staticmethod
-    def _with_noise(ids: Tensor, arguments: Mapping[str, Tensor], region: Any) -> tuple[dict[str, Tensor], ...]:
-        """Inputs of the model, and the same with noise in a region of all images."""
+    def _entered(self, ids: Tensor, arguments: Mapping[str, Tensor], noise: Any = None) -> Entry:
+        """What enters the language layers, maybe with noise in a region of all images."""
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **arguments}
-        generator, noisy = torch.Generator().manual_seed(0), dict(inputs)
-        for name, given in arguments.items():
+        generator = torch.Generator().manual_seed(0)
+        for name, given in arguments.items() if noise is not None else ():
             if given.is_floating_point():
-                noise = torch.randn(given.shape, generator=generator).to(given)
-                noisy[name] = given.clone()
-                noisy[name][region] = noise[region]
-        return inputs, noisy
+                inputs[name] = given.clone()
+                inputs[name][noise] = torch.randn(given.shape, generator=generator).to(given)[noise]
+        return self.model.entry(inputs)
 
     # Where the tokens lie in their images.
 
@@ -302,8 +303,8 @@ class ImageTextReader:
     def _grid(
         self, ids: Tensor, arguments: Mapping[str, Tensor], frames: int, tokens: int, size: tuple[int, int]
     ) -> tuple[int, int] | None:
-        """Rows and columns of an image's tokens: those with its proportions, if noise in the upper rows of pixels moves those
-        of the first row most, and so on. None if they lie in another way."""
+        """Rows and columns of an image's tokens: as many as have its proportions, if noise in the upper pixels moves those of the
+        first row most, and noise on the left those of the first column. None if they lie in another way."""
         height, width = size
         alike = [(rows, tokens // rows) for rows in range(1, tokens + 1) if tokens % rows == 0]
         grid = next(((rows, columns) for rows, columns in alike if rows * width == columns * height), None)
@@ -311,19 +312,13 @@ class ImageTextReader:
             return grid
         key = (*(each.shape for each in arguments.values()), frames, tokens)
         if key not in self._grids:
-            strips = (
-                (0, (..., slice(height // grid[0]), slice(None))),
-                (-1, (..., slice(-(height // grid[0]), None), slice(None))),
-                (0, (..., slice(width // grid[1]))),
-                (-1, (..., slice(-(width // grid[1]), None))),
+            above, left = (..., slice(height // grid[0]), slice(None)), (..., slice(width // grid[1]))
+            before, *after = (self._entered(ids, arguments, noise).vectors for noise in (None, above, left))
+            moved = [((each - before).norm(dim=-1) / before.norm(dim=-1))[self._is_image(ids)] for each in after]
+            rows, columns = (
+                each.reshape(frames, *grid).mean(dim=axes) for each, axes in zip(moved, ((0, 2), (0, 1)), strict=True)
             )
-            for number, (line, strip) in enumerate(strips):
-                moved = self._changes(ids, arguments, strip)[self._is_image(ids)].reshape(frames, *grid)
-                lines = moved.mean(dim=(0, 2 if number < 2 else 1))
-                if int(lines.argmax()) != line % len(lines):
-                    grid = None
-                    break
-            self._grids[key] = grid
+            self._grids[key] = grid if int(rows.argmax()) == int(columns.argmax()) == 0 else None
         return self._grids[key]
 
 
