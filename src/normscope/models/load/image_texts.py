@@ -303,8 +303,8 @@ class ImageTextReader:
     def _grid(
         self, ids: Tensor, arguments: Mapping[str, Tensor], frames: int, tokens: int, size: tuple[int, int]
     ) -> tuple[int, int] | None:
-        """Rows and columns of an image's tokens: as many as have its proportions, if noise in the upper pixels moves those of the
-        first row most, and noise on the left those of the first column. None if they lie in another way."""
+        """Rows and columns of an image's tokens: as many as have its proportions, if noise in the upper pixels moves the tokens
+        of the first row most, and noise on the left those of the first column. None if they lie in another way."""
         height, width = size
         alike = [(rows, tokens // rows) for rows in range(1, tokens + 1) if tokens % rows == 0]
         grid = next(((rows, columns) for rows, columns in alike if rows * width == columns * height), None)
