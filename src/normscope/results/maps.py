@@ -76,10 +76,6 @@ class DependencyTree:
     """Dependent, head and relation, without the arcs of the root and those inside words that share their tokens."""
 
 
-_BESIDE = 6
-"""Tokens other than patches that are named below an image, at most."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class PatchedImage:
     """An image whose patches are tokens of an input."""
@@ -309,13 +305,18 @@ class TokenMap:
             row = values.mean(axis=0) if at is None else values[at]
             patches[measure] = image.of(row)
             shares = row / max(float(row.sum()), np.finfo(row.dtype).tiny)
-            named = sorted(sorted(others, key=lambda key: -shares[key])[:_BESIDE])
-            beside[measure] = " · ".join(f"{self.keys[key]} {percentage(float(shares[key]))}" for key in named)
+            beside[measure] = (
+                f"the whole image {percentage(float(image.of(shares).sum()))}"
+                if image.within_text
+                else " · ".join(f"{self.keys[key]} {percentage(float(shares[key]))}" for key in others)
+            )
         which = "the last token" if image.within_text else None if at is None else self.queries[at]
         who = "all tokens take on average" if which is None else f"{which} takes"
         caption = f"{self.title}: what {who} from each patch in layer {layer}; darker is more."
-        if others:
-            caption += " Below each map: the largest shares that it takes from tokens other than patches."
+        if image.within_text:
+            caption += " Below each map: the share that it takes from the whole image; the rest comes from the text."
+        elif others:
+            caption += " Below each map: the share that it takes from tokens other than patches."
         return image.maps(patches, titles, beside, caption)
 
     def _cells(self, measure: str, layer: int) -> np.ndarray:

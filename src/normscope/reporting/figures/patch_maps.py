@@ -13,8 +13,9 @@ from normscope.reporting.palette import DIVERGING
 from normscope.results.figures import PatchMaps, end_of_scale
 from normscope.results.maps import pixels_of
 
-_ABOVE, _BELOW = 0.35, 0.75
-"""Inches above an image, for its title, and below it, for a scale and for what other tokens give."""
+_ABOVE, _LINE, _BELOW = 0.35, 0.15, 0.75
+"""Inches above an image, for its title, for each further line of this, and below it, for a scale and for what other tokens
+give."""
 _SCALE, _HEIGHT = 0.38, 0.07
 """Inches from a map to the bottom of its colour scale, and the scale's own height."""
 _OPAQUE = 0.9
@@ -29,9 +30,10 @@ def patch_maps(figure: PatchMaps, width: float) -> Canvas:
     rows, columns, _ = pixels.shape
     across = 1 + len(figure.panel_titles)
     high = (width / across - 0.15) * rows / columns
-    canvas = Canvas(figsize=(width, high + _ABOVE + _BELOW), layout="constrained")
-    panels = canvas.subplots(1, across, squeeze=False)[0]
     titles = ["image", *(fitted(title, width / across - 0.2) for title in figure.panel_titles.values())]
+    above = _ABOVE + _LINE * max(title.count("\n") for title in titles)
+    canvas = Canvas(figsize=(width, high + above + _BELOW), layout="constrained")
+    panels = canvas.subplots(1, across, squeeze=False)[0]
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title)
     panels[0].imshow(pixels)

@@ -256,7 +256,7 @@ def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
             "colours."
             if of_targets
             else " The images show what one token receives from each patch: click a patch to choose its token. The percentages "
-            "below an image are the shares that come from tokens other than patches."
+            "below an image are the largest shares that come from tokens other than patches."
         )
     title = f"Explorer: what each {unit} adds" if of_targets else f"Explorer: {unit} by {unit}"
     place = Markup('<div id="explorer-root"></div>')

@@ -2,6 +2,8 @@
 
 const OPAQUE = 0.9; // how much of the image the colour of the end of the scale hides
 
+const BESIDE = { values: 200, shares: 12 }; // how many tokens other than patches are named below an image, at most
+
 class ImageView {
   // `onPin` hears of the row that was clicked.
   constructor(onPin) {
@@ -39,13 +41,15 @@ class ImageView {
     return make("div", { className: "image-map" }, make("img", { src: source, alt: "" }), canvas, mark);
   }
 
-  // What comes from tokens other than patches: signed values on the colours of the image, others as shares of what the row
-  // receives.
+  // What comes from tokens other than patches, the largest of many: signed values on the colours of the image, others as shares
+  // of what the row receives.
   othersOf(map, values, places, colours, signed) {
     const [patches, whole] = [new Set(places), total(values) || 1];
     const { largest } = endOfScale(Float64Array.from(places, (place) => values[place] ?? 0), 0, false);
+    const others = [...map.columns.keys()].filter((at) => !patches.has(at));
+    const named = new Set(others.sort((one, other) => Math.abs(values[other]) - Math.abs(values[one])).slice(0, signed ? BESIDE.values : BESIDE.shares));
     return map.columns.flatMap((token, at) => {
-      if (patches.has(at)) return [];
+      if (!named.has(at)) return [];
       const said = `${token} ${signed ? formatNumber(values[at], true) : `${formatNumber((100 * values[at]) / whole)}%`}`;
       const node = make("span", { className: signed ? "coloured" : "" }, said);
       const share = Math.min(1, Math.abs(values[at]) / (largest || 1));
