@@ -348,6 +348,10 @@ BAD = {
         ],
         "expected an image: a file, a PIL.Image, .* got None",
     ),
+    "no text": (
+        lambda _folder: picture(),
+        r"reads an image with a text: expected \(image, text\), got the image alone",
+    ),
     "no image": (lambda _folder: "See <image> there.", "the text has <image>, which stands for an image, but no image"),
     "one too many": (
         lambda _folder: (picture(), "See <image> there."),

@@ -141,6 +141,8 @@ def example_of(model: LoadedModel, text: object) -> Example:
         messages = messages_in(_asked(text))
         return Example(messages[0].content, messages=messages)
     text = plain_ids(text)
+    if model.image_texts is not None and not isinstance(text, str) and _is_image(text):
+        raise InputError(f"{model.name} reads an image with a text: expected (image, text), got the image alone")
     if is_ids(text):
         if not isinstance(model.tokenizer, TokenNames):
             raise InputError(
