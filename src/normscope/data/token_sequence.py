@@ -64,11 +64,6 @@ class ImageTokens:
     """Rows and columns of the image that they are, row by row; None if they are on no grid."""
 
     @classmethod
-    def numbered(cls, places: Sequence[int]) -> "ImageTokens":
-        """Tokens of which nothing is known but that an image has made them."""
-        return cls(tuple(f"image {number}" for number in range(1, len(places) + 1)), tuple(places))
-
-    @classmethod
     def on_grid(cls, places: Sequence[int], grid: tuple[int, int] | None, prefix: str = "") -> "ImageTokens":
         """The tokens of an image, named by row and column from the upper left, if they are on a grid, otherwise by number."""
         if grid is None:

@@ -282,7 +282,7 @@ class ImageTextReader:
             sizes = self._grid_facts(arguments)
             shares = [rows * columns for rows, columns in sizes]
         if not places or not shares or any(len(places) * each % sum(shares) for each in shares):
-            return (ImageTokens.numbered(places),)
+            return (ImageTokens.on_grid(places, None, "image "),)
         counts = [len(places) * each // sum(shares) for each in shares]
         found = []
         for number, (end, count, size) in enumerate(zip(np.cumsum(counts), counts, sizes, strict=True), start=1):
