@@ -178,7 +178,7 @@ def test_parts_of_messages_are_read_as_transformers_writes_them(bytes_tokenizer)
     row = [{"role": "user", "content": parts}, answer]
     messages = messages_of(row, "row 1")
     assert messages == (
-        Message("user", "What is this?", ("the parts of type image",)),
+        Message("user", "What is this?", ("the parts of type image",), ("What is ", None, "this?")),
         Message("assistant", "A cat.", ("the field tool_calls",)),
     )
     lists = "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"

@@ -35,7 +35,7 @@ class Reader:
     takes_segments = True
     rule = AS_GIVEN
     translates = is_cross_attention = causal = False
-    decoder_inputs = reader = None
+    decoder_inputs = reader = image_texts = None
     batching = Batching.PADDED
 
     def __init__(self, tokenizer, **changes):

@@ -18,7 +18,7 @@ from normscope.results.token_labels import as_text, continues, label, labels
 MARKED = {
     "word pieces": ("[CLS] play ##ing ## ### chess [SEP]", "[CLS] play ing ## ### chess [SEP]", [2]),
     "spaces": ("<s> ▁The ▁chess board ▁ !", "<s> The chess board ␣ !", [3, 5]),
-    "bytes": ("The Ġchess board ĠĠ ␊ Ġ##", "The chess board ␣␣ ␊ ##", [2, 4]),
+    "bytes": ("The Ġchess board ĠĠ ␊ Ġ##", "The chess board ␣␣ ⏎ ##", [2, 4]),
     "ends of words": ("un believ able</w> chess</w>", "un believ able chess", [1, 2]),
     "no marks": ("[CLS] a chess - board", "[CLS] a chess - board", []),
 }

@@ -22,7 +22,7 @@ from normscope.config.schema import suggestion
 from normscope.data.given_texts import GivenTexts
 from normscope.errors import InputError
 from normscope.models.load.loaded import LoadedModel
-from normscope.models.load.text_batches import example_of, is_ids, is_messages, parts_of, plain_ids
+from normscope.models.load.text_batches import example_of, is_ids, is_image_text, is_messages, parts_of, plain_ids
 from normscope.models.options import ModelStack
 from normscope.models.stored.random_state import generators_restored
 from normscope.results.result import Result
@@ -55,7 +55,8 @@ def run(
 
     Args:
         analyses: The name of an analysis, or several names; plug-ins included.
-        texts: Texts, and pairs (tuples) of texts. For cross-attention: pairs of a source and its translation.
+        texts: Texts, and pairs (tuples) of texts. For cross-attention: pairs of a source and its translation. For a
+            vision–language model, all of them may be pairs of an image and a text.
         model: What `load` or `wrap` returned, a name to load, or a module with its `tokenizer`, if it has one.
         tokenizer: The tokenizer of a model that was neither loaded nor wrapped.
         layers: `all`, or layer numbers from 1.
@@ -87,9 +88,12 @@ def run(
         kind = "text" if prepared.reader is None else str(prepared.reader.kind)
         settings |= {"dataset": dataset | {"kind": kind, "categories": token_categories or {}}}
         settings |= {"report": {"enabled": False}, "categories": categories, "analysis": _options(infos, options)}
-        corpus = GivenTexts(
-            tuple(example_of(prepared, text) for text in listed(texts, of_text=prepared.reader is None))
-        )
+        found = listed(texts, of_text=prepared.reader is None, with_images=prepared.image_texts is not None)
+        with_images = {is_image_text(prepared, text) for text in found}
+        if len(with_images) > 1:
+            raise InputError("texts: expected all of them with an image, or none; got both")
+        settings["dataset"]["chat_template"] = with_images.pop()
+        corpus = GivenTexts(tuple(example_of(prepared, text) for text in found))
         with generators_restored():
             return prepared.exclusively(lambda: analyse(run_options(settings), prepared, corpus, progress=progress))
 
@@ -157,11 +161,12 @@ def _options(infos: Sequence[AnalysisInfo], given: Mapping[str, Any]) -> dict[st
     return chosen
 
 
-def listed(texts: ManyTexts, *, of_text: bool = True) -> list[Any]:
+def listed(texts: ManyTexts, *, of_text: bool = True, with_images: bool = False) -> list[Any]:
     """Texts as a list, also if there is only one.
 
     Args:
         of_text: Whether they are texts, and not images or other inputs.
+        with_images: Whether a text may have an image before it.
 
     Raises:
         InputError: If one is neither a text nor a pair, or there is none.
@@ -182,7 +187,7 @@ def listed(texts: ManyTexts, *, of_text: bool = True) -> list[Any]:
             "texts: analyses read conversations from a file; on the command line, set dataset.chat_template=true"
         )
     for text in found:
-        if not is_ids(text):
+        if not is_ids(text) and not (with_images and isinstance(text, tuple)):
             parts_of(text)
     return found
 

@@ -23,6 +23,7 @@ from normscope.attribution.passes import Effects, HeldPass, held_pass
 from normscope.attribution.scalars import ScalarAttribution, attribute_scalars
 from normscope.data.batching import Batch
 from normscope.data.options import Level
+from normscope.data.token_sequence import OwnInput
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError, printable
 from normscope.maths.choices import AnswerMeasure, ValueBias
@@ -31,6 +32,7 @@ from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.task_heads import Head
 from normscope.models.load.text_batches import say_once, tokens_after
 from normscope.rounding import counted
+from normscope.running.token_maps import patched_image
 
 _SUMMED = {
     AnswerMeasure.logit: "logit of",
@@ -112,6 +114,7 @@ def attributed_answer(
         matrix=_matrix(model, found[0], names[0]),
         spans=None if spans is None else sums_of_spans(in_prompt, spans),
         effects=None if asked.columns is None else _effects(found, names, numbers, asked_units),
+        image=patched_image(model, prompt),
     )
 
 
@@ -179,7 +182,23 @@ def _extended(model: LoadedModel, prompt: Batch, ids: Sequence[int], level: Leve
     if prompt.token_type_ids is not None:
         types = prompt.token_type_ids[0].tolist()
         fields["token_type_ids"] = [(types + types[-1:] * len(ids))[: len(ids)]]
-    return single_text(model, BatchEncoding(fields), "attribute", level)
+    batch = single_text(model, BatchEncoding(fields), "attribute", level)
+    return (
+        batch if prompt.own is None else dataclasses.replace(batch, own=_lengthened(prompt, batch.input_ids.shape[1]))
+    )
+
+
+def _lengthened(prompt: Batch, length: int) -> OwnInput:
+    """What else the model is given with a prompt that has images, for more or fewer tokens: more are text, as the last one."""
+    assert prompt.own is not None
+    tokens = prompt.own.tokens
+
+    def change(given: Tensor) -> Tensor:
+        if given.shape[:2] != (1, tokens):
+            return given
+        return torch.cat([given, given[:, -1:].expand(-1, max(0, length - given.shape[1]))], dim=1)[:, :length]
+
+    return prompt.own.each(change)
 
 
 def _attribute(model: LoadedModel, text: object, prompt: Batch, target: Answer, asked: AttributionCall) -> _Found:
@@ -195,7 +214,7 @@ def _attribute(model: LoadedModel, text: object, prompt: Batch, target: Answer, 
     if target.answer is None:
         answer = _continued(model, head, prompt, target.tokens)
     else:
-        answer = _given(model, text, before, target.answer)
+        answer = _given(model, text if prompt.own is None else None, before, target.answer)
     ids = [*before, *answer[:-1]]
     if model.max_length is not None and len(ids) > model.max_length:
         raise InputError(
@@ -275,8 +294,9 @@ def _continued(model: LoadedModel, head: PreTrainedModel, prompt: Batch, longest
     with torch.inference_mode():
         while len(answer) < limit and (not answer or answer[-1] not in last):
             answer.append(int(head(**inputs).logits[0, -1].argmax()))
-            added = {"input_ids": inputs["input_ids"].new_tensor([answer[-1:]])}
+            added, shape = {"input_ids": inputs["input_ids"].new_tensor([answer[-1:]])}, inputs["input_ids"].shape
             inputs = {
-                name: torch.cat([values, added.get(name, values[:, -1:])], dim=1) for name, values in inputs.items()
+                name: torch.cat([values, added.get(name, values[:, -1:])], dim=1) if values.shape == shape else values
+                for name, values in inputs.items()
             }
     return tuple(answer)

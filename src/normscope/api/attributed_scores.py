@@ -58,8 +58,8 @@ def attribute(
     Args:
         model: See `load`.
         text: A text, a pair (tuple) of texts, a conversation (a list of dicts with `role` and `content`), or a BatchEncoding of
-            one from the model's tokenizer; or a list of texts, each attributed by itself. For the next token of a translation,
-            by a model loaded with `stack="cross"`: the source, and the target so far.
+            one from the model's tokenizer; or a list of texts, each attributed by itself. A pair or a conversation may have
+            images (see `decompose`). By a model loaded with `stack="cross"`: the source, and the target so far.
         target: What to attribute, or a list of targets of one kind, which share a pass. `Label`, or a class's name or number,
             is the logit of a class; `NextToken` and `MaskedToken` are the logit of a token; `Answer` is the sum over the tokens
             of an answer; `SimilarityTo` is the cosine similarity with another text. A function of the last hidden vectors

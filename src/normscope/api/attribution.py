@@ -59,7 +59,7 @@ class Attributed:
     direct: bool = False
     """Whether these effects are direct."""
     image: PatchedImage | None = None
-    """The image whose patches are the last tokens."""
+    """The image whose patches are tokens."""
 
     @property
     def text(self) -> str:
@@ -78,7 +78,10 @@ def result_of(found: Sequence[Attributed], *, single: bool) -> Result:
     column = None if single else "number"
     first = found[0]
     figures = dict(itertools.chain.from_iterable(_figures(place, found) for place in range(len(found))))
-    figures["tokens"] = _coloured(found) if first.image is None else _on_image(found, first.image)
+    if first.image is not None:
+        figures["image" if first.image.within_text else "tokens"] = _on_image(found, first.image)
+    if first.image is None or first.image.within_text:
+        figures["tokens"] = _coloured(found)
     return Result(
         tables={name: stacked(rows, column) for name, rows in tables.items() if any(len(each) for each in rows)},
         metrics=_metrics(first) if single else {},
@@ -240,7 +243,7 @@ def _coloured(found: Sequence[Attributed]) -> ColouredText:
     titles = [said(each) for each in found]
     several = len({*titles}) < len(titles)  # numbers where titles would otherwise be the same
     tables = [
-        _scores(each).assign(text=f"{place}. {title}" if several else title)
+        _folded(each).assign(text=f"{place}. {title}" if several else title)
         for place, (each, title) in enumerate(zip(found, titles, strict=True), start=1)
     ]
     one = found[0]
@@ -257,23 +260,42 @@ def _coloured(found: Sequence[Attributed]) -> ColouredText:
     )
 
 
+def _folded(of: Attributed) -> pd.DataFrame:
+    """The scores of the tokens, with a single row for each run of an image's patches: their sum."""
+    table = _scores(of)
+    if of.image is None:
+        return table
+    is_patch = table.index.isin(of.image.places)
+    run = (~is_patch | ~np.roll(is_patch, 1)).cumsum()
+    rows = table.assign(token=table["token"].mask(is_patch, "[image]")).groupby(run, sort=False)
+    return rows.agg({name: "sum" if name == "value" else "first" for name in table}).reset_index(drop=True)
+
+
+_MISLEADS = (
+    " These are parts of the number as the model computes it, not what would change without a patch: an image with patches "
+    "removed is unlike anything that the model was trained on, so removing them from the image alone misleads."
+)
+
+
 def _on_image(found: Sequence[Attributed], image: PatchedImage) -> PatchMaps:
     """The image with each patch coloured by its score, for each target on a scale of its own."""
-    before = len(found[0].tokens) - image.patches
+    others = [] if image.within_text else image.others(len(found[0].tokens))
     names = [str(place) for place in range(len(found))]
     beside = {
         name: " · ".join(
-            f"{token} {number(float(score), signed=True)}"
-            for token, score in zip(each.tokens[:before], each.scores[:before], strict=True)
+            [f"{each.tokens[at]} {number(float(each.scores[at]), signed=True)}" for at in others]
+            or [f"the image {number(float(image.of(each.scores).sum()), signed=True)}"]
         )
         for name, each in zip(names, found, strict=True)
     }
+    below = "the sum over the image" if image.within_text else "what tokens other than patches add"
     return image.maps(
-        {name: each.scores[before:] for name, each in zip(names, found, strict=True)},
+        {name: image.of(each.scores) for name, each in zip(names, found, strict=True)},
         dict(zip(names, map(said, found), strict=True)),
         beside,
-        "Patches are coloured by what each of them adds: orange raises the value, purple lowers it. Below each map: what "
-        "tokens other than patches add.",
+        f"Patches are coloured by what each of them adds: orange raises the value, purple lowers it. Below each map: {below}."
+        + _MISLEADS * image.within_text,
+        signed=True,
     )
 
 

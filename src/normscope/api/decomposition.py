@@ -58,12 +58,12 @@ def decompose(
         text: A text, a pair (tuple) of texts, token ids (a list, an array or a tensor, also with a row for each text), a list
             of these, or a BatchEncoding from the model's tokenizer. For the decoder of an encoder–decoder: pairs of a source
             and its translation. Of images or sounds: a file, a `PIL.Image`, an array of rows × columns × 3 bytes, or samples.
+            Of images and text: a pair (image, text), where several images are a list, or a conversation with images.
         heads: Whether to keep the maps of individual heads as well.
         feed_forward: Whether to follow the vectors through the feed-forward network, too, with its biases as summands. Its
             last projection then runs once per pair of tokens.
         level: `token`, or `word` for whole words: vectors are averaged over the tokens of a receiving word, added up over
-            those of a contributing word, and then measured. Words are those of the tokenizer. To use your own, pass
-            `model.tokenizer(words, is_split_into_words=True)`.
+            those of a contributing word, then measured. For your own words: `model.tokenizer(words, is_split_into_words=True)`.
         layers: Which layers, from 1; all by default. Those that are left out cost no more than the pass itself.
         queries: The receiving tokens, by their places in the text from 0 (−1 is the last one); all by default. For a long text,
             maps of a few tokens take a small part of the time and memory.

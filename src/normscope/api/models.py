@@ -137,8 +137,9 @@ def wrap(
             a vector for each token, your own code included. All weights must be on one device.
         tokenizer: The model's tokenizer. Without one, a text is the names of its tokens, separated by spaces (`"5 7 12"`), or a
             list of token ids. For a model of images or audio, its processor, or a function of an image that returns the keyword
-            arguments of `forward`. For a model of any other vectors (`inputs_embeds`, a time series, the features of a table),
-            a function of an input, with `example`.
+            arguments of `forward`. For a vision–language model, its processor; with the tokenizer alone, it reads texts. For a
+            model of any other vectors (`inputs_embeds`, a time series, the features of a table), a function of an input, with
+            `example`.
         stack: Which attention of an encoder–decoder: `encoder` (the default), `decoder` or `cross`.
         inputs: For modules that are not from transformers: a function of ids and mask (1 at tokens, 0 at padding), both of
             shape (text, token), that returns the keyword arguments (a dict), the positional arguments (a tuple) or the

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from normscope.data.batching import Batch
 from normscope.data.segmentation import spans_of_sentences
+from normscope.data.token_sequence import ImageTokens
 from normscope.data.tokenization import Place, owners_of
 from normscope.errors import InputError, describe_type, printable
 from normscope.maths.partition import Partition
@@ -51,6 +52,10 @@ def spans_of(
     Raises:
         InputError: If a span is empty, leaves the text or overlaps another, or its tokens cannot be found.
     """
+    if batch.own is not None and batch.own.images:
+        if spans is not None:
+            raise InputError("spans: the spans of a text with images are its images and its text; leave out spans")
+        return _named_by_token(_images_and_text(batch.own.images, batch.input_ids.shape[1]))
     if is_messages(text):
         if spans is not None:
             raise InputError("spans: a conversation's spans are its roles; leave out spans")
@@ -81,6 +86,15 @@ def _named_by_token(owners: Sequence[str]) -> Partition:
     """Tokens in spans of these names."""
     names = sorted(dict.fromkeys(owners), key=lambda name: name == REST)
     return Partition.of(torch.tensor([[names.index(owner) for owner in owners]]), len(names), names)
+
+
+def _images_and_text(images: Sequence[ImageTokens], tokens: int) -> list[str]:
+    """The image that each token belongs to, or the text."""
+    owners = ["text"] * tokens
+    for number, image in enumerate(images, start=1):
+        for place in image.places:
+            owners[place] = f"image {number}" if len(images) > 1 else "image"
+    return owners
 
 
 def _texts_of_pair(model: LoadedModel, text: object, batch: Batch) -> list[str] | None:
@@ -233,6 +247,9 @@ def _parts(argument: str, kind: str, read: ReadSide) -> list[tuple[str, list[int
             return found or _refuse(argument, kind, "a pair of texts, (first, second), and a fast tokenizer")
         case "messages" | "prompt" | "answer":
             return _of_conversation(argument, kind, read)
+        case "images" if read.batch.own is not None and read.batch.own.images:
+            images = read.batch.own.images
+            return [(f"image {number}", [*each.places]) for number, each in enumerate(images, start=1)]
         case "images":
             image = _image_token(read.model.model.config, read.model.tokenizer)
             found = _images(read.batch.input_ids[0].tolist(), image)

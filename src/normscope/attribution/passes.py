@@ -373,9 +373,23 @@ def held_pass(
             f"layers of this {facts.family} are different; leave out by="
         )
     facts.require_starts("attributed to")
+    _require_one_entry(model, inputs)
     recorders = [_Recorder(model, facts, parts=parts)]
     by_name = model if facts.calls_function else None
     return _recorded(whole, inputs, recorders, [inputs["attention_mask"].bool()], by_name, through=through)
+
+
+def _require_one_entry(model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+    """Check that all that a model reads enters its first layer.
+
+    Raises:
+        InputError: If something of an image enters later layers (DeepStack), which would be counted among biases.
+    """
+    if getattr(model, "reads_later", False) and not inputs.keys() <= {"input_ids", "attention_mask"}:
+        raise InputError(
+            f"{_name(model)} cannot be attributed on texts with images: it adds something of the image to the vectors between "
+            "layers as well; its attention blocks can still be measured"
+        )
 
 
 def held_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor], *, through: bool = False) -> HeldPass:
@@ -436,6 +450,7 @@ def carried_pass(
     Raises:
         InputError: If the vectors that the model returns are not an affine map of its tokens' vectors.
     """
+    _require_one_entry(model, inputs)
     carrier = _Carrier(model, facts, own, visit, bias=bias, credited=credited)
     mode = HeldFixed(model, carries=True)
     if credited:

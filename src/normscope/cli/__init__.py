@@ -254,7 +254,7 @@ def _other_command(
     """What is asked for instead of a run, None for a run, and the words that are left for Hydra."""
     match asked.command:
         case "explain":
-            return functools.partial(_explain, command_line.text_of(asked, SCHEMA.knows)), words
+            return functools.partial(_explain, command_line.text_of(asked, SCHEMA.knows), asked.question), words
         case "attention":
             text = command_line.text_of(asked, lambda key: key in command_line.ATTENTION or SCHEMA.knows(key))
             keys, words = command_line.attention_keys(words)
@@ -271,10 +271,10 @@ def _view(asked: argparse.Namespace) -> Path:
     return command(asked)
 
 
-def _explain(text: str, options: RunOptions, run_folder: Path) -> None:
+def _explain(text: str, question: str, options: RunOptions, run_folder: Path) -> None:
     with quick_imports():
         from normscope.live.explaining import explain
-    print(explain(options, text, run_folder), flush=True)
+    print(explain(options, text, run_folder, question), flush=True)
 
 
 def _attention(text: str, asked: Mapping[str, Any], options: RunOptions, run_folder: Path) -> None:

@@ -57,8 +57,9 @@ def asked_of(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         words: The command line, without the program.
 
     Returns:
-        The `command` with its own arguments; `help` says that the first page is wanted instead, and `is_literal` that the
-        text stands after `--`, and is taken as it stands, even if it is the name of a file or begins with a dash.
+        The `command` with its own arguments; `question` is the text behind an image's file; `help` says that the first page is
+        wanted instead, and `is_literal` that the text stands after `--`, and is taken as it stands, even if it is the name of a
+        file or begins with a dash.
 
     Raises:
         InputError: If a command of ours has words that it does not know.
@@ -68,6 +69,11 @@ def asked_of(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if rest and asked.command in (*VIEWS, "help"):
         raise InputError(f"unrecognized arguments: {' '.join(rest)}; see {program()} {asked.command} --help")
     asked.is_literal = "--" in words[1:2]
+    asked.question = ""
+    if asked.command == "explain" and rest and rest[0] in words[2:3] and not _IS_OVERRIDE.match(rest[0]):
+        from normscope.untrusted.images import names_image
+
+        asked.question = rest.pop(0) if names_image(asked.text) else ""
     return asked, ["verbosity=quiet" if word == "--quiet" else word for word in rest]
 
 
@@ -128,6 +134,8 @@ def _threshold(text: str) -> tuple[str, float]:
     return metric, float(value)
 
 
+_IS_OVERRIDE = re.compile(r"-|[+~]*[\w./@]+=")
+"""What a word begins with that is no question about an image."""
 _LOOKS_LIKE_A_FILE = re.compile(r"\.{0,2}/\S+|\S+\.txt")
 
 

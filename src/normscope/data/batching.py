@@ -1,7 +1,6 @@
 """Token sequences to padded batches: sequences of similar length together, within a token budget."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -14,7 +13,15 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example
-from normscope.data.token_sequence import AnnotatedSentence, Batching, OwnInput, ReadsInputs, TokenSequence, fingerprint
+from normscope.data.token_sequence import (
+    AnnotatedSentence,
+    Batching,
+    OwnInput,
+    ReadsImageTexts,
+    ReadsInputs,
+    TokenSequence,
+    fingerprint,
+)
 from normscope.data.words import NO_WORD, unit_texts
 from normscope.errors import InputError
 from normscope.maths.partition import Partition
@@ -24,6 +31,9 @@ T = TypeVar("T")
 
 # Examples that are sorted by length at a time: few enough to bound memory, enough to need hardly any padding.
 LOOKAHEAD = 2048
+# The same of texts with images, each of which may take 50 MB.
+_WITH_IMAGES = 16
+_ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -151,7 +161,11 @@ class Batch:
     def unit_texts(self, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
         """Of a batch of one: the tokens, or the words if these are measured."""
         units = None if self.units is None else self.units[0].tolist()
-        return unit_texts(tokenizer, self.input_ids[0].tolist(), units)
+        names = [*unit_texts(tokenizer, self.input_ids[0].tolist(), units)]
+        for image in () if self.own is None else self.own.images:
+            for place, name in zip(image.places, image.names, strict=True):
+                names[place if units is None else units[place]] = name
+        return tuple(names)
 
     @property
     def sequences(self) -> int:
@@ -265,21 +279,24 @@ class Batch:
         return [kinds[:, (kinds >= 0).any(axis=0)] for kinds in packed]
 
 
-def unpacked(kinds: Int[Tensor, "kind token"], reader: ReadsInputs | None = None) -> TokenSequence:
+def unpacked(kinds: Int[Tensor, "kind token"], reader: ReadsInputs | ReadsImageTexts | None = None) -> TokenSequence:
     """One sequence of a `Batch.packed` tensor.
 
     Args:
-        reader: What has read the inputs, if they are no texts.
+        reader: What has read the inputs, if they are no texts or have images.
     """
     tokens, segments, source, _, units, numbers = (kind[kind >= 0].numpy() for kind in kinds)
     inherited = kinds[3, : len(tokens)].numpy()
+    own = None if reader is None or not len(numbers) else reader.again(int(numbers[0]))
+    if own is not None:
+        own.check_whole(len(tokens))
     return TokenSequence(
         tokens,
         segments if len(segments) else None,
         source_ids=source if len(source) else None,
         inherited=inherited if (inherited >= 0).any() else None,
         units=units if len(units) else None,
-        own=None if reader is None else reader.again(int(numbers[0])),
+        own=own,
     )
 
 
@@ -299,9 +316,17 @@ def batches(
 
 
 def windows(examples: Iterable[Example | str]) -> Iterator[list[Example | str]]:
-    """A corpus in windows of LOOKAHEAD examples, which are batched separately."""
-    stream = iter(examples)
-    while window := list(itertools.islice(stream, LOOKAHEAD)):
+    """A corpus in windows of LOOKAHEAD examples, or of fewer with images, which are batched separately."""
+    window: list[Example | str] = []
+    room = 1.0
+    for example in examples:
+        window.append(example)
+        has_images = isinstance(example, Example) and any(message.images for message in example.messages or ())
+        room -= 1 / min(LOOKAHEAD, _WITH_IMAGES) if has_images else 1 / LOOKAHEAD
+        if room < _ROUNDING:
+            yield window
+            window, room = [], 1.0
+    if window:
         yield window
 
 

@@ -20,6 +20,9 @@ CATEGORIES = ("cls", "sep", "mask", "punctuation", "other")
 CONVERSATION_PARTS = ("system", "user", "assistant", "template")
 """The categories of conversations. What the template adds around the messages, the names of roles included, is `template`."""
 
+IMAGE = "image"
+"""The category of the tokens that stand for an image within a text."""
+
 ALL = "all"
 """The union of the categories, reported alongside them."""
 

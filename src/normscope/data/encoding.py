@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from normscope.data.categories import CONVERSATION_PARTS, TokenCategories
+from normscope.data.categories import CONVERSATION_PARTS, IMAGE, TokenCategories
 from normscope.data.encoders import (
     NO_PROMPTS,
     ComparedPairs,
@@ -19,7 +19,7 @@ from normscope.data.encoders import (
 )
 from normscope.data.examples import AS_GIVEN, CorpusCounts, Example
 from normscope.data.options import DatasetKind, DatasetOptions, Level, Segmentation, Segments
-from normscope.data.token_sequence import ReadsTokens, Segmenter, Sequences, TokenSequence
+from normscope.data.token_sequence import Batching, ReadsTokens, Segmenter, Sequences, TokenSequence
 from normscope.data.tokenization import encoded
 from normscope.data.units import Units
 from normscope.data.words import token_words
@@ -61,12 +61,13 @@ class Encoder:
         as_given: bool = False,
     ) -> None:
         self.tokenizer = model.tokenizer
-        self.batching = model.batching
+        chat = options.chat_template or (not (separate or as_given) and model.rule.chat is not None)
+        with_images = chat and model.image_texts is not None
+        self.batching = Batching.SINGLE if with_images else model.batching
         """Which texts may be in one batch."""
         self.level = level
         """Whether sequences come with the word of each token."""
         self._rule = AS_GIVEN if separate or as_given else model.rule
-        chat = options.chat_template or self._rule.chat is not None
         column = options.categories if isinstance(options.categories, str) else None
         of_tokens = values if model.reader is None else model.reader.categories
         self.categories = TokenCategories.of(
@@ -74,8 +75,11 @@ class Encoder:
             model.vocabulary,
             None if isinstance(options.categories, str) else options.categories,
             causal=model.causal,
-            column=CONVERSATION_PARTS if chat else of_tokens,
+            column=(*CONVERSATION_PARTS, *([IMAGE] if with_images else [])) if chat else of_tokens,
         )
+        if with_images and model.image_texts is not None:  # no text has these tokens, so none is masked or erased
+            special = self.categories.special | model.image_texts.tokens
+            self.categories = dataclasses.replace(self.categories, special=special)
         longest = options.max_length or model.max_length
         _check(model, options, longest, separate=separate)
         self.is_cross_attention = model.is_cross_attention
@@ -107,7 +111,9 @@ class Encoder:
             )
         from normscope.data.conversations import Conversations, template_of
 
-        return Conversations(self._sequences, template_of(model.tokenizer, model.name, self._rule.chat), asks)
+        needs_template = model.image_texts is None or model.tokenizer.chat_template
+        template = template_of(model.tokenizer, model.name, self._rule.chat) if needs_template else None
+        return Conversations(self._sequences, template, asks, model.image_texts)
 
     def _of_kind(
         self, model: ReadsTokens, options: DatasetOptions, words: Segmenter | None, column: str | None

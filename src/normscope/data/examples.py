@@ -17,6 +17,18 @@ class Message(NamedTuple):
     content: str
     others: tuple[str, ...] = ()
     """What else it has, such as images and calls of tools, which is left out."""
+    parts: tuple[Any, ...] = ()
+    """If it has images: its texts, and its images or their files, in order, for a model that reads these."""
+
+    @property
+    def images(self) -> list[Any]:
+        """Its images, in order."""
+        return [part for part in self.parts if not isinstance(part, str)]
+
+    @property
+    def texts(self) -> list[str]:
+        """Its texts, in order."""
+        return [part for part in self.parts if isinstance(part, str)] if self.parts else [self.content]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from normscope.data.annotation import WITHOUT_FORMS, lack_forms, spaced
@@ -145,7 +146,7 @@ class RowReader:
 
         column = MESSAGES if self.text_column is None else self.text_column
         cell = self._cell(row, number, column, "text_column", required=True)
-        messages = messages_of(cell, f"row {number} of {self.source}")
+        messages = messages_of(cell, f"row {number} of {self.source}", Path(self.source).parent)
         if isinstance(messages, str):
             return messages
         return Example("\n".join(message.content for message in messages), messages=messages)

@@ -16,6 +16,7 @@ from normscope.data.categories import TokenCategories
 from normscope.data.examples import Annotation, CorpusCounts, TextRule
 from normscope.data.options import DatasetKind
 from normscope.data.sounds import Sound
+from normscope.errors import InputError
 
 Segmenter = Callable[[str], list[tuple[int, int]]]
 """Splits a text into words, each a start and an end."""
@@ -55,8 +56,27 @@ _BYTES = 7
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class ImageTokens:
+    """The tokens of an image within a text."""
+
+    names: tuple[str, ...]
+    places: tuple[int, ...]
+    """Where in the text each is."""
+    grid: tuple[int, int] | None = None
+    """Rows and columns of the image that they are, row by row; None if they are on no grid."""
+
+    @classmethod
+    def on_grid(cls, places: Sequence[int], grid: tuple[int, int] | None, prefix: str = "") -> "ImageTokens":
+        """The tokens of an image, named by row and column from the upper left, if they are on a grid, otherwise by number."""
+        if grid is None:
+            return cls(tuple(f"{prefix}{number}" for number in range(1, len(places) + 1)), tuple(places))
+        names = (f"{prefix}{at // grid[1] + 1},{at % grid[1] + 1}" for at in range(len(places)))
+        return cls(tuple(names), tuple(places), grid)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class OwnInput:
-    """What a model is given that reads images or other vectors instead of token ids."""
+    """What a model is given that reads images or other vectors instead of token ids, or images beside them."""
 
     arguments: Mapping[str, Tensor]
     """Keyword arguments of the model, each with an axis of inputs first; of a single input, as the model takes them."""
@@ -64,10 +84,16 @@ class OwnInput:
     """What each input is called: the name of its file."""
     sounds: tuple[Sound, ...] = ()
     """What is heard in each input, if these are sounds."""
+    images: tuple[ImageTokens, ...] = ()
+    """The images within a text, which is an input by itself: its arguments may have other axes first."""
+    tokens: int = 0
+    """Number of tokens of such a text."""
 
     @classmethod
     def joined(cls, inputs: Sequence["OwnInput"]) -> "OwnInput":
         """Several in one batch; they have the same shapes."""
+        if len(inputs) == 1:
+            return inputs[0]
         arguments = {name: torch.cat([each.arguments[name] for each in inputs]) for name in inputs[0].arguments}
         titles = tuple(title for each in inputs for title in each.titles)
         joined = cls(arguments, titles, tuple(sound for each in inputs for sound in each.sounds))
@@ -85,6 +111,19 @@ class OwnInput:
         """The same with changed tensors."""
         changed = {name: change(given) for name, given in self.arguments.items()}
         return dataclasses.replace(self, arguments=changed)._numbered(self.numbers)
+
+    def check_whole(self, tokens: int) -> None:
+        """Check that a text with images may have another number of tokens than it was read with.
+
+        Raises:
+            InputError: If the model is given something for each token.
+        """
+        for name, given in self.arguments.items() if tokens != self.tokens else ():
+            if self.images and given.shape[:2] == (1, self.tokens):
+                raise InputError(
+                    f"analysis=attribution: tokens of a text with images cannot be removed, because the model is given {name} "
+                    "for each token; leave this analysis out"
+                )
 
     def _numbered(self, numbers: Iterable[int]) -> "OwnInput":
         """The same with numbers that are known, so that they are not computed again."""
@@ -137,6 +176,28 @@ class ReadsInputs(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsImageTexts(Protocol):
+    """Makes the inputs of a model that reads images within texts."""
+
+    @property
+    def tokens(self) -> frozenset[int]:
+        """Ids of the tokens whose vectors come from an image."""
+        ...
+
+    def marked(self, text: str, images: int) -> str:
+        """A text in which something stands for each image."""
+        ...
+
+    def read(self, text: str, images: Sequence[object], title: str) -> tuple[list[int], OwnInput]:
+        """The tokens of a text with images, and what else the model is given."""
+        ...
+
+    def again(self, number: int) -> OwnInput:
+        """What was read before, by its number."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class TokenSequence:
     """One model input."""
@@ -173,7 +234,7 @@ class TokenSequence:
     """`input_ids` before some of them were masked; None if none was."""
     own: OwnInput | None = None
     """What the model is given instead of `input_ids`, or of `source_ids` if there are any, which then are the places of its
-    tokens. `inherited` belongs to these."""
+    tokens (`inherited` belongs to these); or beside them, if it has images within a text."""
 
     @property
     def source(self) -> "TokenSequence | None":
@@ -274,6 +335,11 @@ class ReadsTokens(Protocol):
     @property
     def reader(self) -> ReadsInputs | None:
         """What makes its inputs, if it reads images or other vectors; None if it reads texts."""
+        ...
+
+    @property
+    def image_texts(self) -> ReadsImageTexts | None:
+        """What makes its inputs of texts with images, if it reads these as well as texts."""
         ...
 
 

@@ -32,14 +32,15 @@ _CHOICES = 5
 """Predictions that are printed."""
 
 
-def explain(options: RunOptions, text: str, folder: Path) -> Path:
+def explain(options: RunOptions, text: str, folder: Path, question: str = "") -> Path:
     """Explain one text: print what the model predicts and from which tokens, and write the page.
 
     Args:
         options: The model, the device, `dataset.chat_template` and `attention`; all other options are ignored.
         text: The text, or two texts with ` ||| ` between them; with `dataset.chat_template`, a conversation (see
-            `live.texts`).
+            `live.texts`). For a model of images, the file of one.
         folder: Where the page goes; it is created.
+        question: The text that belongs to an image, for a vision–language model.
 
     Raises:
         InputError: If the text is empty or too long, or the model cannot be attributed.
@@ -48,10 +49,12 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
         raise InputError("explain: expected a text, got an empty one")
     with Phases([Phase.MODEL, Phase.TEXT], shown=options.verbosity is not Verbosity.quiet) as phases:
         model = load(options.model, options.device)
-        require_kind(model, text)
+        require_kind(model, text, question)
         phases.begin(Phase.TEXT)
         if model.reader is not None:
             return _image_explained(model, Path(text), folder)
+        if question:
+            return _image_explained(model, (Path(text), question), folder)
         chat = bool(options.dataset.chat_template)
         limit = Limit(count_of(model, as_given(model, text, chat=chat)), "the text")
         session = Session([model], limit, keeps=True, attention=options.attention)
@@ -67,8 +70,9 @@ def explain(options: RunOptions, text: str, folder: Path) -> Path:
     return _written(folder, live_page(session.about(), saved, text))
 
 
-def _image_explained(model: LoadedModel, image: Path, folder: Path) -> Path:
-    """Print which patches a classifier's answer comes from; without one, what tokens take from patches; and write the page."""
+def _image_explained(model: LoadedModel, image: Path | tuple[Path, str], folder: Path) -> Path:
+    """Print which patches, and which words of a question, an answer comes from; of a model that computes no answer, what tokens
+    take from patches; and write the page."""
     predicted = prediction_of(model, image)
     if predicted.choices:
         target, against = aimed(predicted, "", "")

@@ -76,13 +76,20 @@ def messages_of(text: str) -> list[TypedMessage]:
     return messages
 
 
-def require_kind(model: LoadedModel, text: str) -> None:
-    """Check that the file of an image is for a model of images.
+def require_kind(model: LoadedModel, text: str, question: str = "") -> None:
+    """Check that the file of an image is for a model of images, and a question about it for one that reads both.
 
     Raises:
-        InputError: If the model reads texts.
+        InputError: If the model reads texts, or there is a question too many or too few.
     """
-    if model.reader is None and names_image(text) and Path(text).is_file():
+    is_image = names_image(text) and Path(text).is_file()
+    if question and model.image_texts is None and model.reader is not None:
+        raise InputError(f"explain: {model.name} reads images alone; leave out {question!r}")
+    if is_image and model.image_texts is not None and not question:
+        raise InputError(
+            f'explain: {model.name} reads images with a text: normscope explain {text} "What is this?" model=…'
+        )
+    if model.reader is None and model.image_texts is None and is_image:
         raise InputError(f"{text}: {model.name} reads texts, not images; set model.name to a model of images")
 
 

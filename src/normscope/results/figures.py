@@ -276,6 +276,8 @@ class PatchMaps:
     beside: Mapping[str, str]
     """What tokens other than patches give, in words, by panel."""
     caption: str
+    signed: bool = False
+    """Whether values could be negative, even if none is."""
 
     def values_of(self, panel: str) -> pd.DataFrame:
         """The patches of a panel, as they lie in the image."""

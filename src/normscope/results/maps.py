@@ -79,19 +79,36 @@ class DependencyTree:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PatchedImage:
-    """An image whose patches are the last tokens of an input, row by row."""
+    """An image whose patches are tokens of an input."""
 
     pixels: UInt8[np.ndarray, "row column 3"]
     """Red, green and blue from 0 to 255, as the model has read them."""
     grid: tuple[int, int]
     """Rows and columns of patches."""
+    places: tuple[int, ...]
+    """Which token each patch is, row by row; BLANK where there is none."""
     title: str = ""
-    """The name of its file."""
+    """The name of its file, with the text that it belongs to."""
+    within_text: bool = False
+    """Whether other tokens are those of a text."""
 
-    @property
-    def patches(self) -> int:
-        """Number of patches."""
-        return self.grid[0] * self.grid[1]
+    BLANK = -1
+
+    def of(self, values: Float[np.ndarray, " token"]) -> Float[np.ndarray, " patch"]:
+        """The values of the patches, given those of all tokens; 0 where there is no patch."""
+        places = np.array(self.places)
+        found: np.ndarray = np.where(places == self.BLANK, 0, values[places])
+        return found
+
+    def others(self, tokens: int) -> list[int]:
+        """Which of an input's tokens are no patches."""
+        return sorted({*range(tokens)}.difference(self.places))
+
+    def row(self, tokens: int) -> int | None:
+        """The token that takes in the whole image: the one before the patches, or the last one of a text; None for none."""
+        if self.within_text:
+            return tokens - 1
+        return 0 if self.others(tokens) else None
 
     @property
     def png(self) -> str:
@@ -106,6 +123,8 @@ class PatchedImage:
         titles: Mapping[str, str],
         beside: Mapping[str, str],
         caption: str,
+        *,
+        signed: bool = False,
     ) -> PatchMaps:
         """Values of patches laid on the image.
 
@@ -119,7 +138,7 @@ class PatchedImage:
             row=range(self.grid[0]),
             column=range(self.grid[1]),
         )
-        return PatchMaps(table, self.png, titles, beside, caption)
+        return PatchMaps(table, self.png, titles, beside, caption, signed)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -191,7 +210,7 @@ class TokenMap:
     is_difference: bool = False
     """Whether values are differences from another map; for measures that cannot be negative, between shares of a row."""
     image: PatchedImage | None = None
-    """The image whose patches are the last tokens."""
+    """The image whose patches are tokens."""
     sound: HeardSound | None = None
     """The sound whose frames are the keys."""
     categories: tuple[str, ...] = ()
@@ -312,20 +331,25 @@ class TokenMap:
         return WordMaps(shown, "measure", titles, caption, largest=largest)
 
     def _on_image(self, image: PatchedImage, layer: int, titles: Mapping[str, str]) -> PatchMaps:
-        """What the first token takes from the patches in a layer; without a token before them, what all tokens take."""
-        before = len(self.keys) - image.patches
+        """What one token takes from the patches in a layer; without a token besides them, what all tokens take."""
+        others, at = image.others(len(self.keys)), image.row(len(self.queries))
         patches, beside = {}, {}
         for measure in titles:
             values = self.maps[measure][self.layers.index(layer)]
-            row = values[0] if before else values.mean(axis=0)
-            patches[measure] = row[before:]
-            shares = row[:before] / max(float(row.sum()), np.finfo(row.dtype).tiny)
-            beside[measure] = " · ".join(
-                f"{token} {percentage(float(share))}" for token, share in zip(self.keys, shares, strict=False)
+            row = values.mean(axis=0) if at is None else values[at]
+            patches[measure] = image.of(row)
+            shares = row / max(float(row.sum()), np.finfo(row.dtype).tiny)
+            beside[measure] = (
+                f"the whole image {percentage(float(image.of(shares).sum()))}"
+                if image.within_text
+                else " · ".join(f"{self.keys[key]} {percentage(float(shares[key]))}" for key in others)
             )
-        who = f"{self.queries[0]} takes" if before else "all tokens take on average"
+        which = "the last token" if image.within_text else None if at is None else self.queries[at]
+        who = "all tokens take on average" if which is None else f"{which} takes"
         caption = f"{self.title}: what {who} from each patch in layer {layer}; darker is more."
-        if before:
+        if image.within_text:
+            caption += " Below each map: the share that it takes from the whole image; the rest comes from the text."
+        elif others:
             caption += " Below each map: the share that it takes from tokens other than patches."
         return image.maps(patches, titles, beside, caption)
 
@@ -446,7 +470,13 @@ def _text(text: TokenMap) -> dict[str, Any]:
         "sound": None if text.sound is None else text.sound.packed(),
         "image": None
         if text.image is None
-        else {"png": text.image.png, "grid": text.image.grid, "title": text.image.title},
+        else {
+            "png": text.image.png,
+            "grid": text.image.grid,
+            "places": text.image.places,
+            "title": text.image.title,
+            "within_text": text.image.within_text,
+        },
     }
 
 
@@ -498,17 +528,26 @@ def _read(text: dict[str, Any], rows: pd.DataFrame) -> TokenMap:
         tree=None if tree is None else _tree(tree),
         unit=text["unit"],
         is_difference=bool(text.get("is_difference")),
-        image=_image(text.get("image")),
+        image=_image(text.get("image"), len(text["keys"])),
         sound=HeardSound.unpacked(text.get("sound")),
         categories=tuple(map(str, text.get("categories") or ())),
     )
 
 
-def _image(content: Any) -> PatchedImage | None:
+def _image(content: Any, tokens: int) -> PatchedImage | None:
+    """The image of a map with a number of tokens.
+
+    Raises:
+        ValueError: If its patches are not among these.
+    """
     if content is None:
         return None
-    rows, columns = content["grid"]
-    return PatchedImage(pixels_of(content["png"]), (int(rows), int(columns)), str(content["title"]))
+    rows, columns = map(int, content["grid"])
+    places = tuple(map(int, content["places"]))
+    if len(places) != rows * columns or not all(PatchedImage.BLANK <= place < tokens for place in places):
+        raise ValueError("the patches of the image are damaged")
+    pixels, title = pixels_of(content["png"]), str(content["title"])
+    return PatchedImage(pixels, (rows, columns), places, title, within_text=bool(content["within_text"]))
 
 
 def pixels_of(png: str) -> UInt8[np.ndarray, "row column 3"]:

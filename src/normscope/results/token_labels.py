@@ -27,7 +27,7 @@ def label(token: str) -> str:
         return "␣" * len(token)
     text = _PIECE.sub("", text, count=1) if _PIECE.match(text) else text
     text = text if text == _END else text.removesuffix(_END)
-    return re.sub(f"[{_SPACES}]", " ", text)
+    return re.sub(f"[{_SPACES}]", " ", text).replace("␊", "⏎")  # which more fonts have
 
 
 def labels(tokens: Sequence[str]) -> list[str]:

@@ -225,7 +225,7 @@ def conclude(run: Run) -> Result:
         parts = {name: about_words(part) for name, part in parts.items()}
     result = joined(parts, run.plan.model.layers)
     # Images come without padding.
-    batching = run.plan.encoder.batching.note if run.plan.model.reader is None else ""
+    batching = run.plan.model.batching.note if run.plan.model.reader is None else ""
     of_model = filter(None, [batching, run.plan.model.segments_note])
     notes = list(dict.fromkeys([*_lost(run), *result.notes, *of_model]))
     result = dataclasses.replace(result, notes=notes, config={**plain(run.plan.options), "resume": None})

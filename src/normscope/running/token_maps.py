@@ -15,7 +15,7 @@ from normscope.data.batching import Batch, collate
 from normscope.data.encoding import Encoder
 from normscope.data.examples import ROOT, Corpus, CorpusCounts, Example
 from normscope.data.options import Level
-from normscope.data.token_sequence import TokenSequence
+from normscope.data.token_sequence import OwnInput, TokenSequence
 from normscope.data.words import NO_WORD, unit_numbers, words_of_tokens
 from normscope.errors import InputError
 from normscope.maths.layer_composition import LAYER_STAGES, LayerStage
@@ -391,11 +391,62 @@ def _in_stretches(sequence: TokenSequence, most: int) -> TokenSequence:
 
 
 def patched_image(model: LoadedModel, batch: Batch) -> PatchedImage | None:
-    """The image whose patches are the tokens of a batch of one."""
+    """The image whose patches are tokens of a batch of one; several of one size make one."""
+    if batch.own is not None and batch.own.images:
+        return None if model.image_texts is None else _mosaic(batch.own, model.image_texts.pixels(batch.own))
     if model.reader is None or batch.own is None:
         return None
     grid, pixels = model.reader.geometry(batch.own).grid, model.reader.pixels(batch.own)
-    return None if grid is None or pixels is None else PatchedImage(pixels, grid, batch.own.titles[0])
+    if grid is None or pixels is None:
+        return None
+    rows, columns = grid
+    first = batch.input_ids.shape[1] - rows * columns
+    places = tuple(range(first, batch.input_ids.shape[1]))
+    return PatchedImage(pixels, (rows, columns), places, batch.own.titles[0])
+
+
+def _mosaic(own: OwnInput, pictures: Sequence[np.ndarray]) -> PatchedImage | None:
+    """The images within a text that have the size of the first one: the tiles of an image where they belong.
+
+    Args:
+        pictures: What is seen on each.
+    """
+    first, size = own.images[0], pictures[0].shape
+    if first.grid is None:
+        return None
+    both = [*zip(own.images, pictures, strict=True)]
+    alike = [image for image, seen in both if image.grid == first.grid and seen.shape == size]
+    frames = np.stack([seen for image, seen in both if image in alike])
+    across = _columns(frames)
+    rows = -(-len(alike) // across)
+    blank = rows * across - len(alike)
+    frames = np.concatenate([frames, np.full((blank, *size), 255, dtype=np.uint8)])
+    places = np.full((rows * across, *first.grid), PatchedImage.BLANK)
+    places[: len(alike)] = [np.reshape(each.places, first.grid) for each in alike]
+    pixels, joined = _tiled(frames, across), _tiled(places, across)
+    at = tuple(joined.flatten().tolist())
+    return PatchedImage(pixels, (joined.shape[0], joined.shape[1]), at, own.titles[0], within_text=True)
+
+
+def _tiled(frames: np.ndarray, across: int) -> np.ndarray:
+    """Frames of one size as a single one: frame, row, column, …, with so many in a row."""
+    lines = frames.reshape(-1, across, *frames.shape[1:]).swapaxes(1, 2)
+    return lines.reshape(lines.shape[0] * lines.shape[1], across * frames.shape[2], *frames.shape[3:])
+
+
+def _columns(frames: np.ndarray) -> int:
+    """How many of some images are shown in a row: as many as make the smoothest seams between tiles that the whole image
+    follows."""
+    tiles = frames[:-1].astype(float)
+    if len(tiles) < 2:
+        return len(frames)
+
+    def roughness(across: int) -> float:
+        lines = tiles.reshape(-1, across, *tiles.shape[1:])
+        seams = lines[:, :-1, :, -1] - lines[:, 1:, :, 0], lines[:-1, :, -1] - lines[1:, :, 0]
+        return float(np.abs(np.concatenate([each.ravel() for each in seams])).mean())
+
+    return min((count for count in range(1, len(tiles) + 1) if len(tiles) % count == 0), key=roughness)
 
 
 def _annotated(batch: Batch) -> tuple[tuple[int, ...], DependencyTree] | None:

@@ -190,22 +190,11 @@ class InputReader:
         return made
 
     def pixels(self, own: OwnInput) -> np.ndarray | None:
-        """A single input as the model sees it, red, green and blue from 0 to 255; None if it is not an image.
-
-        A processor that does not say what it has subtracted and divided by leaves the colours relative: the darkest number is
-        black, the largest white.
-        """
+        """A single input as the model sees it, red, green and blue from 0 to 255; None if it is not an image."""
         images = [each for each in own.arguments.values() if each.ndim == _IMAGES and each.shape[1] == _COLOURS]
         if self.geometry(own).grid is None or len(images) != 1:
             return None
-        values = images[0][0].double().cpu().numpy().transpose(1, 2, 0)
-        mean, deviation = (getattr(self.processor, name, None) for name in ("image_mean", "image_std"))
-        if mean is not None and deviation is not None:
-            values = values * np.asarray(deviation) + np.asarray(mean)
-        else:
-            values = (values - values.min()) / (np.ptp(values) or 1.0)
-        pixels: np.ndarray = np.clip(values * 255, 0, 255).round().astype(np.uint8)
-        return pixels
+        return shown_pixels(images[0][0].double().cpu().numpy().transpose(1, 2, 0), self.processor)
 
     def again(self, number: int) -> OwnInput:
         """An input that was read before, by its number.
@@ -216,6 +205,25 @@ class InputReader:
         if number not in self._given:
             raise InputError("an input that was read before the run was interrupted is needed again; start a new run")
         return self.read(self._given[number])
+
+
+def shown_pixels(values: np.ndarray, processor: Any) -> np.ndarray:
+    """What a processor has made of an image, as red, green and blue from 0 to 255.
+
+    A processor that does not say what it has subtracted and divided by leaves the colours relative: the darkest number is
+    black, the largest white.
+
+    Args:
+        values: Rows × columns × 3.
+        processor: What has made them.
+    """
+    mean, deviation = (getattr(processor, name, None) for name in ("image_mean", "image_std"))
+    if mean is not None and deviation is not None:
+        values = values * np.asarray(deviation) + np.asarray(mean)
+    else:
+        values = (values - values.min()) / (np.ptp(values) or 1.0)
+    pixels: np.ndarray = np.clip(values * 255, 0, 255).round().astype(np.uint8)
+    return pixels
 
 
 def opened(given: object) -> tuple[Any, str]:

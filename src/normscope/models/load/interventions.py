@@ -74,7 +74,7 @@ class InterventionRunner:
 
     def batches(self, sequences: Sequence[Int[Tensor, "kind _"]]) -> list[Batch]:
         """Batches of sequences that were sampled by `Batch.for_samples`, on the model's device."""
-        unpacked_sequences = [unpacked(kinds, self._model.reader) for kinds in sequences]
+        unpacked_sequences = [unpacked(kinds, self._model.reader or self._model.image_texts) for kinds in sequences]
         return [
             batch.to(self._model.device) for batch in batches_of(unpacked_sequences, self._encoder, self._batch_tokens)
         ]

@@ -21,6 +21,7 @@ from normscope.maths.choices import Pooling
 from normscope.maths.embedder import Embedder
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.facts import ModelFacts
+from normscope.models.load.image_texts import ImageTextReader
 from normscope.models.load.input_reading import InputReader
 from normscope.models.load.task_heads import Head
 from normscope.models.load.tokenizer_loading import TokenNames
@@ -114,6 +115,9 @@ class LoadedModel:
 
     reader: InputReader | None = None
     """What makes inputs of images or audio, if it reads these instead of texts."""
+
+    image_texts: ImageTextReader | None = None
+    """What makes inputs of texts with images, if it reads these as well as texts."""
 
     _exclusive: Exclusive = dataclasses.field(default_factory=Exclusive, init=False, repr=False)
 

@@ -26,6 +26,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.errors import InputError, one_line
 from normscope.models.facts import ModelFacts, StackName
 from normscope.models.load.adapters import Adapter, base_model
+from normscope.models.load.image_text_loading import image_text_model, read_text_processor
 from normscope.models.load.loaded import Drawn, LoadedModel
 from normscope.models.load.task_heads import Head, has_head, head_class, task_head
 from normscope.models.load.tokenizer_loading import check_tokenizer, load_tokenizer, longest_input, read_tokenizer
@@ -114,7 +115,9 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         facts = facts_of_inputs(text, processor, options.name, stack)
         return OpenedModel(options, config, facts, source, adapter, processor)
     facts = facts_of_config(text, stack)
-    return OpenedModel(options, config, facts, source, adapter)
+    plain = options.random_init or adapter is not None
+    text_processor = None if plain else read_text_processor(config, source.folder, options.name)
+    return OpenedModel(options, config, facts, source, adapter, text_processor=text_processor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +133,8 @@ class OpenedModel:
     """The files of a PEFT adapter to merge into it; None without one."""
     processor: Any = None
     """Makes its inputs, if it reads images or audio; None for a model of texts."""
+    text_processor: Any = None
+    """Makes its inputs of texts with images, if it reads these."""
 
     def load(
         self,
@@ -175,6 +180,10 @@ class OpenedModel:
             return self._with_origin(vector_model(tower, self.processor, name, load_head))
         check_shape(model, self.facts, name)
         tokenizer = self._tokenizer(tokenizer, model)
+        if self.text_processor is not None and whole is not None and device.map is None:
+            whole = whole.to(target).eval().requires_grad_(False)
+            run_experts_in_float64(whole)
+            return self._with_origin(image_text_model(whole, self.text_processor, name, tokenizer))
         run_experts_in_float64(model)
         if not is_offloaded(model):
             model.to(target)
@@ -247,7 +256,9 @@ class OpenedModel:
             if text_config(self.config) is not self.config:
                 # The names of a tower's weights may depend on the head.
                 kind = head_class(Head.NEXT_TOKEN, self.config) or kind
-            model = _pretrained(self.source, self.config, self.options, dtype, placing, kind)
+            whole = _pretrained(self.source, self.config, self.options, dtype, placing, kind)
+            head = None if self.text_processor is None else whole
+            model = whole if kind is AutoModel else base_of(whole)
         if self.facts.stack == "encoder":
             return model.get_encoder(), None
         tower = text_tower(model)
@@ -445,7 +456,7 @@ def _pretrained(
     check_none_missing(config, loading["missing_keys"], loading["unexpected_keys"], options.name)
     check_all_used(model, loading["unexpected_keys"], options.name)
     check_dtypes(model, source.folder, options.name)
-    return model
+    return whole
 
 
 def _read_weights(

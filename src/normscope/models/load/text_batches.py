@@ -6,6 +6,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -26,6 +27,7 @@ from normscope.errors import InputError, describe_type, one_line, printable
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.tokenizer_loading import TokenNames
 from normscope.rounding import counted
+from normscope.untrusted.images import names_image
 
 if TYPE_CHECKING:
     from normscope.data.conversations import Conversation
@@ -75,7 +77,7 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
     texts = [texts] if is_single(texts) else texts
     if not isinstance(texts, list) or not texts:
         raise InputError("expected at least one text, got none")
-    chats = sum(map(is_messages, texts))
+    chats = sum(is_messages(text) or is_image_text(model, text) for text in texts)
     if chats not in (0, len(texts)):
         raise InputError("texts: expected all of them to be conversations, or none; got both")
     examples = [example_of(model, text) for text in texts]
@@ -95,6 +97,7 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
             "the text is" if len(examples) == 1 else f"{len(examples) - len(sequences)} of {len(examples)} texts are"
         )
         raise InputError(f"{which} empty after tokenisation")
+    _check_images(model, sequences)
     for remark in (model.segments_note, *map("texts {}".format, counts.remarks)):
         say_once(remark)
     return collate(sequences, encoder)
@@ -135,7 +138,12 @@ def example_of(model: LoadedModel, text: object) -> Example:
         return _input_of(model, text)
     if is_messages(text):
         return Example("", messages=messages_in(text))
+    if is_image_text(model, text):
+        messages = messages_in(_asked(text))
+        return Example(messages[0].content, messages=messages)
     text = plain_ids(text)
+    if model.image_texts is not None and not isinstance(text, str) and _is_image(text):
+        raise InputError(f"{model.name} reads an image with a text: expected (image, text), got the image alone")
     if is_ids(text):
         if not isinstance(model.tokenizer, TokenNames):
             raise InputError(
@@ -200,6 +208,53 @@ def _encoding_of_ids(model: LoadedModel, texts: object) -> object:
             "BatchEncoding, whose attention_mask says which tokens are padding, or ids without it"
         )
     return BatchEncoding({"input_ids": rows})
+
+
+def is_image_text(model: LoadedModel, text: object) -> bool:
+    """Whether a text is given as a pair of an image, or a list of images, and a question.
+
+    Raises:
+        InputError: If it is, and the model reads texts alone.
+    """
+    if not isinstance(text, tuple) or len(text) != 2 or not isinstance(text[1], str):
+        return False
+    images = text[0] if isinstance(text[0], list) else [text[0]]
+    if not images or not all(map(_is_image, images)):
+        return False
+    if all(isinstance(image, str) for image in images) and model.image_texts is None:  # a pair of texts
+        return False
+    if model.image_texts is None:
+        raise InputError(
+            f"{model.name} reads texts, not images; wrap a vision–language model with its processor, or load its folder with "
+            "preprocessor_config.json"
+        )
+    return True
+
+
+def _is_image(given: object) -> bool:
+    from PIL import Image
+
+    if isinstance(given, str):
+        return names_image(given) and Path(given).is_file()
+    return isinstance(given, Path | Image.Image | np.ndarray)
+
+
+def _asked(text: Any) -> list[dict[str, Any]]:
+    """A pair of an image, or several, and a question as a conversation."""
+    images, question = text
+    images = images if isinstance(images, list) else [images]
+    parts = [{"type": "image", "image": image} for image in images]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
+
+
+def _check_images(model: LoadedModel, sequences: Sequence[TokenSequence]) -> None:
+    """Check that no text has a token that stands for an image but no image."""
+    tokens = frozenset[int]() if model.image_texts is None else model.image_texts.tokens
+    for sequence in sequences:
+        alone = sorted(tokens.intersection(sequence.input_ids.tolist()))
+        if alone and sequence.own is None:
+            token = model.tokenizer.convert_ids_to_tokens(alone)[0]
+            raise InputError(f"the text has {token}, which stands for an image, but no image; pass (image, text)")
 
 
 def is_messages(text: object) -> TypeGuard[list[dict[str, str]]]:
@@ -306,7 +361,7 @@ def _read(
         written = _written(model, example)
         parts = [
             (0, start, end, (len(said) - len(said.lstrip())) * (end - start < len(said)))
-            for (start, end), (_, said, _) in zip(written.messages, example.messages, strict=True)
+            for (start, end), said in zip(written.messages, [each.content for each in example.messages], strict=True)
         ]
         given = len(text) if isinstance(text, list | tuple) else 1  # without what the system says to a reranker
         texts = [written.text + behind]
@@ -320,6 +375,8 @@ def _read(
 
 def _as_written(model: LoadedModel, text: Any) -> Example:
     """A text, a pair or a conversation as the model's own rule writes it."""
+    if is_image_text(model, text):
+        text = _asked(text)
     if is_messages(text):
         return model.rule.applied(Example("", messages=messages_in(text)))
     first, *second = parts_of(text)
@@ -330,10 +387,11 @@ def _written(model: LoadedModel, example: Example) -> "Conversation":
     """A conversation in its template."""
     from normscope.data.conversations import awaits_answer, conversation, template_of
 
-    messages = example.messages or ()
+    messages = [message._replace(parts=()) for message in example.messages or ()]
     with _in_terms_of_messages():
         template = template_of(model.tokenizer, model.name, model.rule.chat)
-        written = conversation(template, messages, prompt=awaits_answer(messages))
+        in_parts = model.image_texts is not None
+        written = conversation(template, messages, prompt=awaits_answer(messages), in_parts=in_parts)
     if isinstance(written, str):
         raise InputError(f"messages: {written}")
     return written

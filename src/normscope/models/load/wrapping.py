@@ -24,6 +24,8 @@ from normscope.errors import InputError, one_line
 from normscope.models.facts import ModelFacts, StackName
 from normscope.models.load.adapters import adapted_layers, merge_active_adapters, without_peft
 from normscope.models.load.any_module import AnyModule, Inputs, PlainModule
+from normscope.models.load.image_text_loading import image_text_model
+from normscope.models.load.image_texts import reads_image_texts
 from normscope.models.load.input_reading import Processor
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import DTYPES, check_shape, run_experts_in_float64
@@ -76,8 +78,8 @@ def wrap_model(
         model: A transformers model with or without a head, a PEFT model around one, an encoder of sentence-transformers, or
             any other module that maps token ids to vectors. Active adapters are merged in the copy.
         tokenizer: Its tokenizer. Without one, a text is the names of its tokens, separated by spaces. For a model of images or
-            audio, its processor. For one of any other vectors, a function of an input that returns the keyword arguments of
-            its `forward`.
+            audio, its processor; for one of images and texts, the processor of both. For one of any other vectors, a function
+            of an input that returns the keyword arguments of its `forward`.
         stack: Which attention of an encoder–decoder; the encoder's by default.
         inputs: What a module is called with, as a function of ids and mask; see `AnyModule`.
         tokens: The name of each token id, if there is no tokenizer; by default, the ids themselves. For vectors, the names of
@@ -88,7 +90,10 @@ def wrap_model(
         InputError: If it is not such a model, cannot be observed or cannot be copied faithfully.
     """
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
-        return _reading_vectors(without_peft(model), tokenizer, stack, tokens, example)
+        whole = without_peft(model)
+        if reads_image_texts(whole, tokenizer):
+            return _reading_image_texts(whole, tokenizer)
+        return _reading_vectors(whole, tokenizer, stack, tokens, example)
     names = _names_of_ids(tokenizer, tokens, example)
     kind = kind_of_encoder(model)
     if kind is not None:
@@ -176,6 +181,20 @@ def _reading_vectors(
         tokens=tokens,
         example=example,
     )
+
+
+def _reading_image_texts(given: Any, processor: Any) -> LoadedModel:
+    """A model of texts with images, ready to be observed."""
+    check_not_quantised(given.config)
+    name = str(given.config.name_or_path or type(given).__name__)
+    copied = _Copy(given, name)
+    run_experts_in_float64(copied.model)
+    check_finite(copied.model, name)
+    tokenizer = processor.tokenizer
+    current = functools.partial(copied.require_current, tokenizer, _size_of(tokenizer))
+    loaded = image_text_model(copied.model, processor, name, tokenizer, current)
+    check_tokenizer(tokenizer, name, loaded.model, loaded.facts)
+    return loaded
 
 
 def _encoder_of_library(

@@ -230,7 +230,7 @@ class Observer:
             if isinstance(self.model, PreTrainedModel) and self.model._can_set_attn_implementation():
                 self._exit.enter_context(attention_by(self.model, IMPLEMENTATION))
             for rotation in length_dependent_rotations(self.model):
-                handle = rotate_each_alone(rotation, lambda: None if self.current is None else self.current.token_mask)
+                handle = rotate_each_alone(rotation, self._observed_tokens)
                 self._exit.callback(handle.remove)
         except BaseException:  # even an interrupt leaves the model as it was
             self._exit.close()
@@ -239,6 +239,10 @@ class Observer:
 
     def __exit__(self, *exception: object) -> None:
         self._exit.close()
+
+    def _observed_tokens(self) -> Bool[Tensor, "batch token"] | None:
+        """Which tokens of the pass that is running are no padding; None outside a pass, and in parts that are not observed."""
+        return None if self.current is None or active.get() is not self.current else self.current.token_mask
 
     def run(
         self,

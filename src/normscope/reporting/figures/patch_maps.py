@@ -13,8 +13,9 @@ from normscope.reporting.palette import DIVERGING
 from normscope.results.figures import PatchMaps, end_of_scale
 from normscope.results.maps import pixels_of
 
-_ABOVE, _BELOW = 0.35, 0.75
-"""Inches above an image, for its title, and below it, for a scale and for what other tokens give."""
+_ABOVE, _LINE, _BELOW = 0.35, 0.15, 0.75
+"""Inches above an image, for its title, for each further line of this, and below it, for a scale and for what other tokens
+give."""
 _SCALE, _HEIGHT = 0.38, 0.07
 """Inches from a map to the bottom of its colour scale, and the scale's own height."""
 _OPAQUE = 0.9
@@ -29,15 +30,16 @@ def patch_maps(figure: PatchMaps, width: float) -> Canvas:
     rows, columns, _ = pixels.shape
     across = 1 + len(figure.panel_titles)
     high = (width / across - 0.15) * rows / columns
-    canvas = Canvas(figsize=(width, high + _ABOVE + _BELOW), layout="constrained")
-    panels = canvas.subplots(1, across, squeeze=False)[0]
     titles = ["image", *(fitted(title, width / across - 0.2) for title in figure.panel_titles.values())]
+    above = _ABOVE + _LINE * max(title.count("\n") for title in titles)
+    canvas = Canvas(figsize=(width, high + above + _BELOW), layout="constrained")
+    panels = canvas.subplots(1, across, squeeze=False)[0]
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title)
     panels[0].imshow(pixels)
     _plain(panels[0])
     for axes, panel in zip(panels[1:], figure.panel_titles, strict=True):
-        image = _on_image(axes, pixels, figure.values_of(panel).to_numpy(dtype=float))
+        image = _on_image(axes, pixels, figure.values_of(panel).to_numpy(dtype=float), signed=figure.signed)
         axes.set_xlabel(fitted(figure.beside[panel], width / across - 0.2), fontsize=points("xtick.labelsize"))
         _plain(axes)
         bar = canvas.colorbar(
@@ -50,13 +52,12 @@ def patch_maps(figure: PatchMaps, width: float) -> Canvas:
     return canvas
 
 
-def _on_image(axes: Axes, pixels: np.ndarray, values: np.ndarray) -> AxesImage:
+def _on_image(axes: Axes, pixels: np.ndarray, values: np.ndarray, *, signed: bool) -> AxesImage:
     """Lay the values of patches on an image: the more, the less of the image can be seen through the colour."""
     rows, columns, _ = pixels.shape
     around = (-0.5, columns - 0.5, rows - 0.5, -0.5)
     grey = 255 - (255 - pixels @ _GREY) / 2
     axes.imshow(grey, cmap="gray", vmin=0, vmax=255, extent=around)
-    signed = bool((values < 0).any())
     end = end_of_scale(np.abs(values))[0] or 1.0
     shares = np.clip(np.abs(values) / end, 0.0, 1.0)
     scale, colours = (Normalize(-end, end), DIVERGING) if signed else (Normalize(0, end), magnitudes())

@@ -69,8 +69,8 @@ def view_of(finding: Sentence, token_maps: Sequence[TokenMap]) -> dict[str, Any]
     cells = differences[layer, head]
     # Of a category, the row of the key is looked at: its list says what it contributes.
     row = cells.sum(axis=1 if category is None or shown.is_cross_attention else 0).argmax()
-    if category is None and shown.image is not None and len(shown.queries) > shown.image.patches:
-        row = 0  # the token that stands for the whole image
+    if category is None and shown.image is not None and shown.image.row(len(shown.queries)) is not None:
+        row = shown.image.row(len(shown.queries))
     return {
         "sentence": number + 1,
         "layer": shown.layers[layer],
@@ -131,7 +131,9 @@ def packed(token_map: TokenMap) -> dict[str, Any]:
         "query_words": token_map.query_words,
         "key_words": token_map.key_words,
         "tree": None if token_map.tree is None else dataclasses.asdict(token_map.tree),
-        "image": None if token_map.image is None else {"png": token_map.image.png, "grid": token_map.image.grid},
+        "image": None
+        if token_map.image is None
+        else {"png": token_map.image.png, "grid": token_map.image.grid, "places": token_map.image.places},
         "sound": None if token_map.sound is None else token_map.sound.packed(),
         "maps": packed_maps(token_map),
         "head_maps": {name: scaled(values, seen_by_heads) for name, values in token_map.head_maps.items()},
@@ -251,8 +253,11 @@ def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
     how = guide.render(unit=unit, is_cross_attention=is_cross_attention, of_targets=of_targets)
     if any(each.image is not None for each in maps):
         how += (
-            " The images show what one token receives from each patch: click a patch to choose its token. The percentages "
-            "below an image are the shares that come from tokens other than patches."
+            " The image shows what each of its patches adds; below it is what every other token adds, underlined in the same "
+            "colours."
+            if of_targets
+            else " The images show what one token receives from each patch: click a patch to choose its token. The percentages "
+            "below an image are the largest shares that come from tokens other than patches."
         )
     if any(each.sound is not None for each in maps):
         how += (
