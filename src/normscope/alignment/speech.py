@@ -210,8 +210,8 @@ class SpeechAlignment(Analysis):
             kept = self._maps.compute()
         except EmptyAccumulatorError as error:
             raise InputError(
-                f"analysis.alignment.sentences={self.options.sentences}: expected the row of a recording with a transcript, from "
-                "1"
+                f"analysis.alignment.sentences={self.options.sentences}: expected the row of a recording with a transcript, "
+                "counted from 1"
             ) from error
         (row,), (maps,) = map(int, kept.numbers), kept.tensors
         (wave,) = self._waves.compute().tensors
