@@ -253,6 +253,8 @@ def test_what_is_no_recording_is_one_line(speaking, hearing):
             batch_from_texts(speaking, given)
     with pytest.raises(InputError, match="row 1: expected the times of its words"):
         normscope.run("alignment", model=speaking, texts=[(sound(), WORDS)])
+    with pytest.raises(InputError, match=r"sentences=\[9\]: expected the row of a recording"):
+        normscope.run("alignment", model=speaking, texts=[row()], sentences=[9])
     with pytest.raises(InputError, match="measured by alignment alone, not by norms"):
         normscope.run("norms", model=speaking, texts=[row()])
     with pytest.raises(InputError, match="stack=decoder: expected encoder or cross"):

@@ -32,6 +32,7 @@ from normscope.results.figures import Figure
 from normscope.results.result import Result
 from normscope.results.rollups import roll_up
 from normscope.results.token_labels import labels
+from normscope.statistics.accumulator import EmptyAccumulatorError
 from normscope.statistics.kept_tensors import KeptTensors
 from normscope.statistics.tidy import tidy
 
@@ -205,7 +206,13 @@ class SpeechAlignment(Analysis):
         return labels(spelt)
 
     def _figures(self, heads: pd.DataFrame, found: pd.DataFrame) -> Mapping[str, Figure]:
-        kept = self._maps.compute()
+        try:
+            kept = self._maps.compute()
+        except EmptyAccumulatorError as error:
+            raise InputError(
+                f"analysis.alignment.sentences={self.options.sentences}: expected the row of a recording with a transcript, "
+                "counted from 1"
+            ) from error
         (row,), (maps,) = map(int, kept.numbers), kept.tensors
         (wave,) = self._waves.compute().tensors
         best = best_heads(heads)
