@@ -74,9 +74,13 @@ def test_the_page_of_models_is_up_to_date(model_type):
     assert rows == list(architectures.rows(model_type))
 
 
+@pytest.mark.slow
 def test_the_towers_of_the_page_are_those_of_transformers():
+    assert [row.model_type for row in architectures.stored_towers()] == [*architectures.towers()]
+
+
+def test_every_tower_of_the_page_is_measured_or_has_a_reason():
     rows = architectures.stored_towers()
-    assert [row.model_type for row in rows] == [*architectures.towers()]
     assert all(bool(row.block) is not bool(row.reason) for row in rows)
     assert sum(bool(row.block) for row in rows) >= 60
 
