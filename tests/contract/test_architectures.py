@@ -75,6 +75,24 @@ def test_the_page_of_models_is_up_to_date(model_type):
 
 
 @pytest.mark.slow
+def test_the_towers_of_the_page_are_those_of_transformers():
+    assert [row.model_type for row in architectures.stored_towers()] == [*architectures.towers()]
+
+
+def test_every_tower_of_the_page_is_measured_or_has_a_reason():
+    rows = architectures.stored_towers()
+    assert all(bool(row.block) is not bool(row.reason) for row in rows)
+    assert sum(bool(row.block) for row in rows) >= 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["dinov3_vit", "hubert", "qwen2_vl", "resnet", "swin", "whisper"])
+def test_the_towers_of_the_page_are_up_to_date(model_type):
+    (row,) = (row for row in architectures.stored_towers() if row.model_type == model_type)
+    assert architectures.tower_row(model_type, row.reads) == row
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", sorted({row.model_type for row in architectures.stored() if row.block}))
 def test_every_architecture_of_the_page_is_proved(model_type):
     """What a layout says of a default config, the proof holds against a tiny model with random weights."""

@@ -7,6 +7,8 @@ import transformers
 from PIL import Image
 
 import normscope
+from normscope.attribution.baselines import Baseline, baseline_scores
+from normscope.attribution.readouts import Readout
 from normscope.data.batching import batches_of, unpacked
 from normscope.data.encoding import Encoder
 from normscope.data.options import DatasetKind, DatasetOptions
@@ -372,3 +374,29 @@ def test_an_input_is_hashed_once(wrapped, monkeypatch):
     assert len({*batch.own.numbers}) == 2
     assert batch.packed()[5, :, 0].tolist() == list(batch.own.numbers)
     assert hashed == [0, 0]
+
+
+class FirstVector(Readout):
+    """The square of a sum of the first token's vector."""
+
+    def answers(self, output, _inputs):
+        return output[0][:, 0]
+
+    def scalars(self, answers, _untouched):
+        return answers.sum(dim=1) ** 2
+
+    values = scalars
+
+
+def test_gradients_are_of_the_image_that_is_given(wrapped):
+    model = wrapped(dinov3)
+    inputs = batch_from_texts(model, pixels(24, 40)).model_inputs()
+    readout = FirstVector(model.model)
+    scores = baseline_scores(Baseline.GRADIENT_X_INPUT, model.model, inputs, readout, 1)
+    tower = model.model.model
+    vectors = tower.embeddings(inputs["pixel_values"]).detach().requires_grad_()
+    hidden, turn = vectors, tower.rope_embeddings(inputs["pixel_values"])
+    for layer in layers_of(tower):
+        hidden = layer(hidden, position_embeddings=turn)
+    (gradient,) = torch.autograd.grad(tower.norm(hidden)[:, 0].sum() ** 2, vectors)
+    torch.testing.assert_close(scores, (gradient * vectors.detach()).sum(dim=-1))
