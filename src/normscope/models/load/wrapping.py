@@ -30,8 +30,10 @@ from normscope.models.load.loading import DTYPES, check_shape, longest_input, ru
 from normscope.models.load.task_heads import Head, has_head
 from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.load.tokenizer_loading import TokenNames, check_tokenizer
+from normscope.models.load.towers import check_tower, has_towers, text_part, two_towers
 from normscope.models.load.vector_loading import tower_of, vector_model
 from normscope.models.observe.reading import facts_of, observed_stack, refusal_explained
+from normscope.models.options import Tower
 from normscope.models.probes import embeddings_of
 from normscope.models.prove.verification import verify_same_outputs
 from normscope.models.stored.config_checks import check_not_quantised, check_supported
@@ -68,6 +70,7 @@ def wrap_model(
     *,
     inputs: Inputs | None = None,
     tokens: Sequence[str] | None = None,
+    tower: Tower | None = None,
 ) -> LoadedModel:
     """A model in memory, ready to be observed.
 
@@ -79,12 +82,19 @@ def wrap_model(
         stack: Which attention of an encoder–decoder; the encoder's by default.
         inputs: What a module is called with, as a function of ids and mask; see `AnyModule`.
         tokens: The name of each token id, if there is no tokenizer; by default, the ids themselves.
+        tower: Which part of a model that embeds images and texts; by default, the one for images if there is a processor.
 
     Raises:
         InputError: If it is not such a model, cannot be observed or cannot be copied faithfully.
     """
     if tokenizer is not None and tokens is not None:
         raise InputError("tokens: expected none with a tokenizer, which has its own names; leave out one of the two")
+    config = getattr(without_peft(model), "config", None)
+    if isinstance(config, PretrainedConfig) and has_towers(config):
+        observed_stack(config, stack)  # which has none
+        return _either_tower(without_peft(model), tokenizer, tokens, tower)
+    if tower is not None:
+        check_tower(config if isinstance(config, PretrainedConfig) else PretrainedConfig(), tower)
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
         return _reading_vectors(without_peft(model), tokenizer)
     kind = kind_of_encoder(model)
@@ -128,6 +138,37 @@ def _reading_vectors(given: object, processor: Processor) -> LoadedModel:
     check_finite(copied.model, name)
     whole = copied.model if classifies else None
     return vector_model(tower_of(copied.model), processor, name, lambda _head: whole, copied.require_unchanged)
+
+
+def _either_tower(
+    given: PreTrainedModel,
+    reader: PreTrainedTokenizerBase | Processor | None,
+    tokens: Sequence[str] | None,
+    tower: Tower | None,
+) -> LoadedModel:
+    """A tower of a model that embeds images and texts: the one that was chosen, or else the one whose inputs are made."""
+    of_texts = reader is None or isinstance(reader, PreTrainedTokenizerBase)
+    tokenizer = reader if of_texts else getattr(reader, "tokenizer", None)
+    check_not_quantised(given.config)
+    name = str(given.config.name_or_path or type(given).__name__)
+    copied = _Copy(given, name)
+    check_finite(copied.model, name)
+
+    def image() -> LoadedModel:
+        if of_texts:
+            raise InputError(f"tower=image: expected the processor of {name}, which reads images, got a tokenizer")
+        return vector_model(tower_of(copied.model), reader, name, lambda _head: None, copied.require_unchanged)
+
+    def text() -> LoadedModel:
+        if not of_texts and tokenizer is None:
+            raise InputError(f"tower=text: expected the processor or tokenizer of {name}, which reads texts, got one of images")
+        observed = text_part(copied.model)
+        with refusal_explained(name):
+            facts = facts_of(observed)
+        return _loaded(copied, observed, facts, name, _checked_tokenizer(tokenizer, tokens, observed, facts, name))
+
+    chosen = tower or (Tower.text if of_texts else Tower.image)
+    return two_towers(copied.model, chosen, {Tower.image: image, Tower.text: text})
 
 
 def _encoder_of_library(
