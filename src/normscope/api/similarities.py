@@ -1,5 +1,6 @@
 """The similarity of texts, as sums over pairs of tokens."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import Annotated, Any, NamedTuple
@@ -154,7 +155,7 @@ class _Similarity(NamedTuple):
         others = [("the biases", matrix[:, -1])] if self.images[1 - side] is None else []
         if others:
             words = self.tokens_b if side == 0 else self.tokens_a
-            others = [*((label(word), column) for word, column in zip(words, matrix.T, strict=False)), *others]
+            others = [*((f"“{label(word)}”", column) for word, column in zip(words, matrix.T, strict=False)), *others]
         columns = [(self.what, matrix.sum(axis=1)), *others]
         return [
             Attributed(tokens, values[:-1], float(values[-1]), 0.0, float(values.sum()), name, 0.0, image=self.images[side])
@@ -343,8 +344,9 @@ def _result_of(model: LoadedModel, found: Sequence[_Similarity], *, single: bool
         name = "pair" if single else f"pair_{number_}"
         if any(each.images):
             rows = each.on_image()
-            figures[name], of_pair = drawn_on_image(rows, rows[0].image), target_maps(rows)
-            maps += of_pair
+            assert rows[0].image is not None
+            figures[name] = drawn_on_image(rows, rows[0].image)
+            maps += [dataclasses.replace(of, title=" | ".join(each.titles)) for of in target_maps(rows)]
         else:
             figures[name] = each.pair("" if single else f"{rank}. ", 0 if single else number_).figure()
     texts = [" | ".join(each.titles) for each in found]

@@ -176,8 +176,8 @@ class HeldPass:
         return self.sources[-1].token_mask
 
     @property
-    def returned(self) -> Float[Tensor, "batch token model"]:
-        """The last hidden vectors that the model returns."""
+    def returned(self) -> Float[Tensor, "batch *token model"]:
+        """The last hidden vectors that the model returns; of a head that makes embeddings, these."""
         returned = returned_vectors(self.output)
         assert returned is not None
         return full_precision(returned)
@@ -403,8 +403,8 @@ def held_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor], *, th
 class Carried(NamedTuple):
     """What sources contribute to the vectors that a model returns."""
 
-    parts: Float[Tensor, "source batch token model"]
-    vectors: Float[Tensor, "batch token model"]
+    parts: Float[Tensor, "source batch *token model"]
+    vectors: Float[Tensor, "batch *token model"]
     """The vectors themselves."""
     check: Bound
     """The largest error that rounding explains."""

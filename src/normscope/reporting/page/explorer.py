@@ -237,6 +237,15 @@ def _first_queries(of: TokenMap, count: int) -> TokenMap:
     )
 
 
+_OF_TOKENS = (
+    " The images show what one token receives from each patch: click a patch to choose its token. The percentages below an "
+    "image are the shares that come from tokens other than patches."
+)
+_OF_TARGETS = (
+    " The images show what each patch adds to the chosen row. The numbers below an image are what tokens other than patches add."
+)
+
+
 def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
     """The section of a page with the explorer, whose data is `payload(maps)`.
 
@@ -249,10 +258,7 @@ def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
     is_cross_attention = any(each.is_cross_attention for each in maps)
     how = guide.render(unit=unit, is_cross_attention=is_cross_attention, of_targets=of_targets)
     if any(each.image is not None for each in maps):
-        how += (
-            " The images show what one token receives from each patch: click a patch to choose its token. The percentages "
-            "below an image are the shares that come from tokens other than patches."
-        )
+        how += _OF_TARGETS if of_targets else _OF_TOKENS
     title = f"Explorer: what each {unit} adds" if of_targets else f"Explorer: {unit} by {unit}"
     place = Markup('<div id="explorer-root"></div>')
     return Section("explorer", title, note=f"{how} {note}".strip(), content=place)
