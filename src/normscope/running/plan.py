@@ -372,7 +372,9 @@ def _annotated_categories(options: DatasetOptions, inputs: Inputs) -> tuple[str,
 def _observer(model: LoadedModel, layers: Sequence[int], needs: Iterable[Requirements]) -> Observer:
     """An observer of exactly what the analyses need; the forward pass ends after the last of it."""
     needs = list(needs)
-    hidden = range(model.layers + 1) if any(requirements.hidden for requirements in needs) else ()
+    hidden = {*range(model.layers + 1)} if any(requirements.hidden for requirements in needs) else set()
+    if model.reader is not None and any(requirements.returned for requirements in needs):
+        hidden |= {model.layers, model.layers + 1}
     every = any(requirements.all_layers for requirements in needs)
     feed_forward = any(requirements.feed_forward for requirements in needs)
     layers = model.facts.attends if every else layers
@@ -388,7 +390,8 @@ def _context(
     layers: list[int],
     categories: list[str],
 ) -> AnalysisContext:
-    texts = TokenTexts(model.tokenizer)
+    texts, reader = TokenTexts(model.tokenizer), model.reader
+    before = () if reader is None else map(model.tokenizer.convert_tokens_to_ids, reader.geometry.before)
     return AnalysisContext(
         layers=layers,
         categories=categories,
@@ -396,7 +399,7 @@ def _context(
         names=encoder.categories.names,
         vocabulary=Vocabulary(
             size=min(len(model.tokenizer), model.vocabulary),
-            special=encoder.categories.special,
+            special=encoder.categories.special.union(before),
             mask=model.tokenizer.mask_token_id,
             first=encoder.first_token,
             text=lambda token: texts.of([token])[0],
@@ -406,6 +409,8 @@ def _context(
         width=model.facts.width,
         depth=model.layers,
         files_sha256=model.files_sha256,
+        nouns=TEXTS if reader is None else reader.nouns,
+        input_length=None if reader is None else reader.tokens,
         observed=ObservedStack(model.model, model.facts),
         own_embedder=lambda: model.embedder,
         dtype=model.model.dtype,

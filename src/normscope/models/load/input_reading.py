@@ -14,6 +14,7 @@ from transformers.image_processing_utils import BaseImageProcessor
 from transformers.modeling_utils import PreTrainedModel
 from transformers.processing_utils import ProcessorMixin
 
+from normscope.data.nouns import IMAGES, RECORDINGS, Nouns
 from normscope.data.token_sequence import OwnInput
 from normscope.errors import InputError, describe_type, one_line
 from normscope.models.load.vectors import Geometry
@@ -106,6 +107,11 @@ class InputReader:
     def tokens(self) -> int:
         """Number of tokens of each input."""
         return len(self.geometry.names)
+
+    @property
+    def nouns(self) -> Nouns:
+        """How inputs and their tokens are called."""
+        return IMAGES if any(len(shape) == _IMAGES for shape in self.shapes.values()) else RECORDINGS
 
     @property
     def categories(self) -> Mapping[str, list[str]]:

@@ -40,6 +40,12 @@ class Geometry:
     grid: tuple[int, int] | None
     """Rows and columns of patches, which come last, row by row; None if they are on no grid."""
 
+    @property
+    def before(self) -> tuple[str, ...]:
+        """The names of the tokens that no input changes, such as [CLS] and registers, which come first."""
+        own = {name for kind in ("border", "patch", "frame") for name in self.categories.get(kind, ())}
+        return tuple(name for name in self.names if name not in own)
+
 
 class _Table(nn.Embedding):
     """The vectors of tokens by number, unless those of an input are given."""

@@ -34,6 +34,7 @@ from normscope.models.blocks.block import AttentionBlock, TokenSelector
 from normscope.models.facts import ModelFacts, token_mask_of
 from normscope.models.observe.attention_function import IMPLEMENTATION, active, attention_by, unobserved
 from normscope.models.observe.cancelling import check_cancelled
+from normscope.models.load.any_module import returned_vectors
 from normscope.models.observe.check import Check, PartError, PartsCheck, PassCheck
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.layer_rerun import LayerRerun
@@ -86,7 +87,8 @@ class Observer:
         model: A base model in evaluation mode.
         facts: What the model is.
         layers: Layers whose blocks are visited, from 1; None for all that have one.
-        hidden: Layers whose hidden vectors are visited, from 0, the output of the embedding.
+        hidden: Layers whose hidden vectors are visited, from 0, the output of the embedding; the number after that of the last
+            layer stands for the vectors that the model returns.
         feed_forward: Whether the feed-forward networks of `layers` are visited as well.
         projections: Whether blocks know what their queries, keys and values are made of; see `BlockParameters.projections`.
 
@@ -294,6 +296,9 @@ class Observer:
         finally:
             self.current = None
         self._finish(running)
+        returned = returned_vectors(output) if self.facts.layers + 1 in self.hidden else None
+        if returned is not None and visit_hidden is not None:
+            visit_hidden(self.facts.layers + 1, full_precision(returned))
         return output
 
     def _finish(self, running: "_Pass") -> None:
