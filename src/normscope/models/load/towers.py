@@ -46,6 +46,17 @@ def check_tower(config: PretrainedConfig, tower: Tower | None) -> None:
         )
 
 
+def with_towers(model: object, tower: Tower | None) -> PreTrainedModel | None:
+    """A model that embeds images and texts; None for any other.
+
+    Raises:
+        InputError: If a tower is chosen of another.
+    """
+    config = model.config if isinstance(model, PreTrainedModel) else PretrainedConfig(model_type=type(model).__name__)
+    check_tower(config, tower)
+    return model if isinstance(model, PreTrainedModel) and has_towers(config) else None
+
+
 def text_part(whole: PreTrainedModel) -> PreTrainedModel:
     """The text tower: the part that reads token ids and nothing else."""
     for part in whole.modules():

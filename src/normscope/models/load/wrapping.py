@@ -30,7 +30,7 @@ from normscope.models.load.loading import DTYPES, check_shape, longest_input, ru
 from normscope.models.load.task_heads import Head, has_head
 from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.load.tokenizer_loading import TokenNames, check_tokenizer
-from normscope.models.load.towers import check_tower, has_towers, text_part, two_towers
+from normscope.models.load.towers import text_part, two_towers, with_towers
 from normscope.models.load.vector_loading import tower_of, vector_model
 from normscope.models.observe.reading import facts_of, observed_stack, refusal_explained
 from normscope.models.options import Tower
@@ -89,12 +89,9 @@ def wrap_model(
     """
     if tokenizer is not None and tokens is not None:
         raise InputError("tokens: expected none with a tokenizer, which has its own names; leave out one of the two")
-    config = getattr(without_peft(model), "config", None)
-    if isinstance(config, PretrainedConfig) and has_towers(config):
-        observed_stack(config, stack)  # which has none
-        return _either_tower(without_peft(model), tokenizer, tokens, tower)
-    if tower is not None:
-        check_tower(config if isinstance(config, PretrainedConfig) else PretrainedConfig(), tower)
+    both = with_towers(without_peft(model), tower)
+    if both is not None:
+        return _either_tower(both, tokenizer, tokens, tower, stack)
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
         return _reading_vectors(without_peft(model), tokenizer)
     kind = kind_of_encoder(model)
@@ -145,10 +142,12 @@ def _either_tower(
     reader: PreTrainedTokenizerBase | Processor | None,
     tokens: Sequence[str] | None,
     tower: Tower | None,
+    stack: StackName | None,
 ) -> LoadedModel:
     """A tower of a model that embeds images and texts: the one that was chosen, or else the one whose inputs are made."""
     of_texts = reader is None or isinstance(reader, PreTrainedTokenizerBase)
     tokenizer = reader if of_texts else getattr(reader, "tokenizer", None)
+    observed_stack(given.config, stack)  # which has none
     check_not_quantised(given.config)
     name = str(given.config.name_or_path or type(given).__name__)
     copied = _Copy(given, name)

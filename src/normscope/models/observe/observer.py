@@ -34,7 +34,6 @@ from normscope.models.blocks.block import AttentionBlock, TokenSelector
 from normscope.models.facts import ModelFacts, token_mask_of
 from normscope.models.observe.attention_function import IMPLEMENTATION, active, attention_by, unobserved
 from normscope.models.observe.cancelling import check_cancelled
-from normscope.models.load.any_module import returned_vectors
 from normscope.models.observe.check import Check, PartError, PartsCheck, PassCheck
 from normscope.models.observe.feed_forward import FeedForwardBlock
 from normscope.models.observe.layer_rerun import LayerRerun
@@ -296,9 +295,8 @@ class Observer:
         finally:
             self.current = None
         self._finish(running)
-        returned = returned_vectors(output) if self.facts.layers + 1 in self.hidden else None
-        if returned is not None and visit_hidden is not None:
-            visit_hidden(self.facts.layers + 1, full_precision(returned))
+        if self.facts.layers + 1 in self.hidden and visit_hidden is not None:
+            visit_hidden(self.facts.layers + 1, full_precision(output[0]))
         return output
 
     def _finish(self, running: "_Pass") -> None:
