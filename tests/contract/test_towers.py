@@ -250,7 +250,8 @@ def test_the_tower_is_a_choice(whole, both, tokenizer):
         normscope.wrap(model.vision_model, both.image_processor, tower="text")
 
 
-@pytest.mark.parametrize("name", [each if each == "siglip" else pytest.param(each, marks=pytest.mark.slow) for each in BUILDS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUILDS)
 def test_a_folder_has_both_towers(wrapped, whole, both, tmp_path, name):
     whole(name).save_pretrained(tmp_path)
     both.image_processor.save_pretrained(tmp_path)

@@ -131,7 +131,7 @@ class Embedder:
         return pooling_weights(self.pooling, mask, hidden)
 
 
-def pooled(weights: Tensor | None, hidden: Float[Tensor, "batch *token model"]) -> Float[Tensor, "batch *token model"]:
+def pooled(weights: Tensor | None, hidden: Float[Tensor, "batch *given model"]) -> Float[Tensor, "batch *token model"]:
     """Pooled vectors; without pooling, those of all tokens.
 
     Args:
@@ -143,7 +143,7 @@ def pooled(weights: Tensor | None, hidden: Float[Tensor, "batch *token model"]) 
 
 
 def pooled_parts(
-    weights: Tensor | None, vectors: Float[Tensor, "source batch *token model"]
+    weights: Tensor | None, vectors: Float[Tensor, "source batch *given model"]
 ) -> Float[Tensor, "batch source *token model"]:
     """What each source contributes to pooled vectors.
 

@@ -295,8 +295,7 @@ class Observer:
         finally:
             self.current = None
         self._finish(running)
-        if self.facts.layers + 1 in self.hidden and visit_hidden is not None:
-            visit_hidden(self.facts.layers + 1, full_precision(output[0]))
+        running.show_returned(output)
         return output
 
     def _finish(self, running: "_Pass") -> None:
@@ -511,6 +510,12 @@ class _Pass:
             self._show_hidden(facts.layers, vectors)
 
     # Visits.
+
+    def show_returned(self, output: Any) -> None:
+        """Visit what the model has returned, if that is wanted."""
+        beyond = self._observer.facts.layers + 1
+        if beyond in self._observer.hidden and self._visitors.hidden is not None:
+            self._visitors.hidden(beyond, full_precision(output[0]))
 
     def _show(self, block: Block) -> None:
         """Visit a block."""

@@ -15,7 +15,7 @@ from normscope.results.figures import TextPair, are_ranked
 from normscope.results.findings import Sentence
 from normscope.results.maps import SIGNED_MEASURES, TITLES, TokenMap, shares_of_rows
 from normscope.results.token_labels import continues, labels
-from normscope.rounding import counted
+from normscope.rounding import begun, counted
 
 _NEGATIVE = 1 << 15
 """The bit of a code that stands for a minus sign."""
@@ -69,7 +69,7 @@ def view_of(finding: Sentence, token_maps: Sequence[TokenMap]) -> dict[str, Any]
     cells = differences[layer, head]
     # Of a category, the row of the key is looked at: its list says what it contributes.
     row = cells.sum(axis=1 if category is None or shown.is_cross_attention else 0).argmax()
-    if category is None and shown.image is not None and len(shown.queries) > shown.image.patches:
+    if category is None and shown.image is not None and len(shown.keys) > shown.image.patches:
         row = 0  # the token that stands for the whole image
     return {
         "sentence": number + 1,
@@ -208,16 +208,17 @@ def within_limit(maps: Sequence[TokenMap]) -> tuple[list[TokenMap], list[str]]:
     notes: list[str] = []
     remaining = _LARGEST
     for place, each in enumerate(maps, start=1):
+        noun = "text" if each.image is None else "image"
         smaller = each if each.values <= remaining else dataclasses.replace(each, head_maps={}, norms=None)
         count = len(each.queries)
         kept = count if smaller.values <= remaining else remaining * count // smaller.values
         if not kept:
-            notes.append(f"{counted(len(maps) - len(shown), 'text does', 'texts do')} not fit on the page.")
+            notes.append(f"{counted(len(maps) - len(shown), f'{noun} does', f'{noun}s do')} not fit on the page.")
             break
         if smaller.heads < each.heads:
-            notes.append(f"Text {place} is shown without individual heads.")
+            notes.append(f"{begun(noun)} {place} is shown without individual heads.")
         if kept < count:
-            notes.append(f"Only the first {kept:,} of {count:,} queries of text {place} fit on the page.")
+            notes.append(f"Only the first {kept:,} of {count:,} queries of {noun} {place} fit on the page.")
             smaller = _first_queries(smaller, kept)
         remaining -= smaller.values
         shown.append(smaller)
