@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import transformers
 
 import normscope
 from normscope.analyses import returned_norms

@@ -16,7 +16,13 @@ from tests.contract.test_images import PATCHES, pixels, processor
 from tests.contract.test_vectors import IMAGES, SMALL, made
 
 TEXT = "a photo of a cat"
-WORDS = {"vocab_size": 30522, "max_position_embeddings": 16, "eos_token_id": 102, "bos_token_id": 101, "pad_token_id": 0}
+WORDS = {
+    "vocab_size": 30522,
+    "max_position_embeddings": 16,
+    "eos_token_id": 102,
+    "bos_token_id": 101,
+    "pad_token_id": 0,
+}
 
 
 def clip():
@@ -28,9 +34,7 @@ def clip():
 
 def siglip():
     text = {**SMALL, **WORDS, "projection_size": 32}
-    return transformers.SiglipModel(
-        transformers.SiglipConfig(text_config=text, vision_config={**SMALL, **IMAGES})
-    ), {}
+    return transformers.SiglipModel(transformers.SiglipConfig(text_config=text, vision_config={**SMALL, **IMAGES})), {}
 
 
 def dual():
@@ -92,7 +96,9 @@ def normed(norm, parts, at):
 def explicit(layers, run, *, causal):
     """x_{i⇐k} (1, query, source, model) before the last norm, and the hidden vectors there: every vector is built."""
     entered = []
-    handles = [each.register_forward_pre_hook(lambda _, args: entered.append(args[0]), with_kwargs=False) for each in layers]
+    handles = [
+        each.register_forward_pre_hook(lambda _, args: entered.append(args[0]), with_kwargs=False) for each in layers
+    ]
     handles.append(layers[-1].register_forward_hook(lambda _module, _args, output: entered.append(output)))
     run()
     for handle in handles:
@@ -161,7 +167,7 @@ def of_image_of_siglip(model, parts, entered):
     return of_sources + read @ first.weight.T * slopes @ second.weight.T
 
 
-@pytest.mark.parametrize("name, of_image", [("clip", of_image_of_clip), ("siglip", of_image_of_siglip)])
+@pytest.mark.parametrize(("name", "of_image"), [("clip", of_image_of_clip), ("siglip", of_image_of_siglip)])
 def test_pairs_are_products_of_explicit_vectors(wrapped, whole, tokenizer, name, of_image):
     model, layers = whole(name), whole(name).vision_model.encoder.layers
     with torch.no_grad():
@@ -196,7 +202,8 @@ def test_each_word_is_laid_on_the_image(wrapped, tokenizer):
     panels = [table[1:-1].sum(axis=1), *table[1:-1].T]
     for panel, expected in zip(figure.panel_titles, panels, strict=True):
         np.testing.assert_allclose(figure.values_of(panel).to_numpy().ravel(), expected, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(found.maps["token_score"][0], [[*row] for row in [table[:-1].sum(axis=1), *table[:-1].T]], atol=1e-7)
+    rows = [table[:-1].sum(axis=1), *table[:-1].T]
+    np.testing.assert_allclose(found.maps["token_score"][0], rows, atol=1e-7)
 
 
 def test_several_texts_are_ranked_for_an_image(wrapped, whole, tokenizer):
@@ -211,7 +218,7 @@ def test_several_texts_are_ranked_for_an_image(wrapped, whole, tokenizer):
     assert result.sentences[0].startswith(f"Of 3 pairs of an image and a text, number {best} ")
 
 
-def test_texts_of_one_length_are_padded_where_no_mask_tells(whole, tokenizer, both):
+def test_texts_of_one_length_are_padded_where_no_mask_tells(whole, tokenizer):
     """SigLIP's tokenizer makes no mask: padding is read like a text, and is one source."""
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.model_input_names, tokenizer.model_max_length = ["input_ids"], 16

@@ -78,11 +78,15 @@ def test_what_patches_add_to_a_class_or_to_the_similarity_with_a_text(tokenizer)
 
 
 @pytest.mark.parametrize(
-    "content, status, error",
+    ("content", "status", "error"),
     [
         (b"no image", 400, "image: cannot read this image: expected one of PNG, JPEG, WEBP, GIF, BMP, TIFF"),
         (b"", 400, "image: cannot read this image: expected one of PNG"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 400, "image: cannot read this image: expected one of PNG"),
+        (
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+            400,
+            "image: cannot read this image: expected one of PNG",
+        ),
         (file_of(pixels())[:300], 400, "image: cannot read this image: "),
     ],
 )
@@ -135,7 +139,10 @@ def test_a_dropped_image_is_shown_in_a_browser(tmp_path):
         with browsing(tmp_path) as browser:
             tab = browser.open(server.address(listening, "127.0.0.1", access.token))
             tab.until("document.getElementById('file')")
-            for name, shown in ((content, "!document.getElementById('shown').hidden"), ("AAAA", "!document.getElementById('problem').hidden")):
+            for name, shown in (
+                (content, "!document.getElementById('shown').hidden"),
+                ("AAAA", "!document.getElementById('problem').hidden"),
+            ):
                 tab.run(
                     f"(() => {{ const bytes = Uint8Array.from(atob('{name}'), (each) => each.charCodeAt(0)); const given = new "
                     "DataTransfer(); given.items.add(new File([bytes], 'cat.png')); dispatchEvent(new DragEvent('drop', { "

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.data.batching import Batch
-from normscope.data.nouns import TEXTS, Nouns
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.encoders import Prompts
+from normscope.data.nouns import TEXTS, Nouns
 from normscope.data.resources import Resource
 from normscope.data.token_texts import Vocabulary
 from normscope.maths.choices import Pooling

@@ -575,7 +575,9 @@ def _by_head_figure(table: pd.DataFrame) -> Heatmaps:
 
 def _scatter_figure(table: pd.DataFrame, categories: Sequence[str], metrics: Mapping[str, float]) -> Scatter:
     rho, lengths = metrics.get("spearman/all"), [metrics.get(name) for name in ("alpha_f/all", "f/uniform")]
-    numbers = "" if rho is None else f" Over all pairs of query and key, the rank correlation is {brief(rho, signed=True)}."
+    numbers = (
+        "" if rho is None else f" Over all pairs of query and key, the rank correlation is {brief(rho, signed=True)}."
+    )
     if None not in lengths:
         weighted, alike = compared(brief, *(length for length in lengths if length is not None))
         numbers += f" The mean ‖f(x)‖ of a query's keys is {weighted} weighted by α, and {alike} with equal weights."

@@ -68,7 +68,7 @@ def sentences(table: pd.DataFrame) -> list[Sentence]:
     by_place = table.set_index(["place", "category"])
     before, after = (by_place.xs(place) for place in PLACES)
     category = str(before["count"].idxmax())
-    first, second = compared(brief, *(float(each.loc[category, "mean"]) for each in (before, after)))
+    first, second = compared(brief, *(float(each["mean"][category]) for each in (before, after)))
     whose = "all" if category == ALL else category_name(category)
     text = f"The vectors of {whose} tokens have a mean norm of {first} where they leave the last layer, and "
     text += "are returned without a last norm" if first == second else f"of {second} after the model's last norm"
@@ -78,4 +78,5 @@ def sentences(table: pd.DataFrame) -> list[Sentence]:
         if share > 0 and name != ALL
     ]
     many = f"{enumeration(high)} are" if high else "no token is"
-    return [Sentence(f"{text}; where they leave the last layer, {many} longer than twice the median of the image.", table="returned")]
+    text += f"; where they leave the last layer, {many} longer than twice the median of the image."
+    return [Sentence(text, table="returned")]

@@ -41,11 +41,10 @@ from normscope.statistics.mean import Mean
 from normscope.statistics.precision import half_width
 from normscope.statistics.tidy import tidy
 
+
 def _read(nouns: Nouns) -> dict[str, str]:
     """What the model reads, in words."""
     return {"text": nouns.inputs, "random": f"random {nouns.units}", "repeat": f"one {nouns.unit} repeated"}
-
-
 
 
 @dataclasses.dataclass(frozen=True)

@@ -128,7 +128,11 @@ class _Similarity(NamedTuple):
             rank: What the title begins with; it then names the second text instead of the number.
             place: The number of the pair among several, from 1.
         """
-        title = f"{rank}{number(self.value)}: {cut(self.titles[1], _TITLE)}" if rank else f"{self.what} {number(self.value)}"
+        title = (
+            f"{rank}{number(self.value)}: {cut(self.titles[1], _TITLE)}"
+            if rank
+            else f"{self.what} {number(self.value)}"
+        )
         return TextPair(title, self.tokens_a, self.tokens_b, self.matrix, self.what, place)
 
     @property
@@ -158,7 +162,9 @@ class _Similarity(NamedTuple):
             others = [*((f"“{label(word)}”", column) for word, column in zip(words, matrix.T, strict=False)), *others]
         columns = [(self.what, matrix.sum(axis=1)), *others]
         return [
-            Attributed(tokens, values[:-1], float(values[-1]), 0.0, float(values.sum()), name, 0.0, image=self.images[side])
+            Attributed(
+                tokens, values[:-1], float(values[-1]), 0.0, float(values.sum()), name, 0.0, image=self.images[side]
+            )
             for name, values in columns
         ]
 
@@ -256,6 +262,12 @@ class Embedded(NamedTuple):
     bias: ValueBias = ValueBias.token
     """Where the value biases of the first layer go."""
 
+    @property
+    def carried(self) -> Float[Tensor, "1 source *token made"]:
+        """The parts, which have been carried."""
+        assert isinstance(self.parts, Tensor)
+        return self.parts
+
 
 @checked
 @exclusive
@@ -282,9 +294,7 @@ def _compared(a: Embedded, b: Embedded) -> _Similarity:
     if embedder.late is None:
         parts = _products(a, b)
     else:
-        assert isinstance(a.parts, Tensor)
-        assert isinstance(b.parts, Tensor)
-        first, second = (Scored(side.parts, side.whole, side.compared) for side in (a, b))
+        first, second = (Scored(side.carried, side.whole, side.compared) for side in (a, b))
         mean = embedder.function is SimilarityFunction.mean_maxsim
         places = met(first, second)
         parts, matches = late_parts(first, second, places, mean=mean), _matches(a, b, places[0], mean=mean)
@@ -299,14 +309,14 @@ def _products(a: Embedded, b: Embedded) -> SimilarityParts:
     if isinstance(a.parts, Tensor) and isinstance(b.parts, Tensor):
         return compared(a.embedder.function, (a.parts, a.whole), (b.parts, b.whole))
     if isinstance(a.parts, Tensor):
-        return SimilarityParts((of := _products(b, a)).matrix.transpose(-1, -2), of.value)
-    assert isinstance(b.parts, Tensor)
+        turned = _products(b, a)
+        return SimilarityParts(turned.matrix.transpose(-1, -2), turned.value)
     if a.whole.shape != b.whole.shape or a.whole.ndim != 2:
         raise InputError(
             f"similarity: expected embeddings of one size, got {tuple(a.whole.shape[1:])} and {tuple(b.whole.shape[1:])}"
         )
     lengths = product_of_lengths(a.whole, b.whole)
-    matrix = parts_along(a.parts, b.parts[0] / lengths, a.bias)
+    matrix = parts_along(a.parts, b.carried[0] / lengths, a.bias)
     return SimilarityParts(matrix[None], torch.linalg.vecdot(a.whole, b.whole) / lengths)
 
 
@@ -437,12 +447,17 @@ class _Embedding(NamedTuple):
     """How the texts or images of one side are embedded."""
 
     model: LoadedModel
-    embedder: Embedder | None
+    chosen: Embedder | None
     """None for what the model itself does, with the tower that reads what is given."""
     bias: ValueBias
     kind: str
     records: bool = True
     """Whether it is enough to record the pass of an image, whose many tokens would each have to be carried."""
+
+    @property
+    def embedder(self) -> Embedder:
+        """How the embedding is made."""
+        return self.model.any_embedder if self.chosen is None else self.chosen
 
     def of(self, text: Text | BatchEncoding, prompt: str | None) -> Embedded:
         """What the embedding of a text or an image is made of.
@@ -450,9 +465,9 @@ class _Embedding(NamedTuple):
         Args:
             prompt: The name of one of the model's prompts, or a text; None for the model's default.
         """
-        if self.embedder is None:
-            model = tower_for(self.model, text)
-            return self._replace(model=model, embedder=model.any_embedder).of(text, prompt)
+        tower = tower_for(self.model, text) if self.chosen is None else self.model
+        if tower is not self.model:
+            return self._replace(model=tower).of(text, prompt)
         model, embedder = self.model, self.embedder
         check_followed(model.facts)
         text, length = self._prompted(text, prompt)
@@ -472,7 +487,9 @@ class _Embedding(NamedTuple):
             parts, whole = embedded_parts(
                 model.model, model.facts, inputs, embedder=embedder, bias=self.bias, prompt=length, units=units
             )
-        return Embedded(tokens, parts, whole.detach(), embedder, self._compared(batch).to(whole.device), image, self.bias)
+        return Embedded(
+            tokens, parts, whole.detach(), embedder, self._compared(batch).to(whole.device), image, self.bias
+        )
 
     def _padded(self, text: Any) -> tuple[Any, int | None]:
         """A text as a whole model reads it whose tokenizer makes no mask, and the length of the text without padding.
@@ -481,7 +498,9 @@ class _Embedding(NamedTuple):
         """
         model = self.model
         tokenizer, length = model.tokenizer, model.max_length
-        fixed = model.of_tower is not None and model.reader is None and "attention_mask" not in tokenizer.model_input_names
+        fixed = (
+            model.of_tower is not None and model.reader is None and "attention_mask" not in tokenizer.model_input_names
+        )
         if not fixed or length is None or not isinstance(text, str) or tokenizer.pad_token_id is None:
             return text, None
         require_unicode(text)

@@ -25,7 +25,6 @@ from normscope.reporting.page.live_page import live_page, live_page_of_images
 from normscope.results.codes import METHODS
 from normscope.streams import Progress, no_bar
 
-
 _NAME = 80
 """Characters of the name of a file that are shown."""
 

@@ -17,6 +17,7 @@ from normscope.data.corpora import NumberedCorpus, PairsOf, arranged, open_corpu
 from normscope.data.encoders import NO_PROMPTS
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
+from normscope.data.nouns import TEXTS
 from normscope.data.options import DatasetKind, DatasetOptions, Level
 from normscope.data.resources import Prepared, Readers, ResourceContext, prepare_resources
 from normscope.data.token_sequence import Segmenter

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import io
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +215,7 @@ def opened(given: object) -> tuple[Any, str]:
     )
 
 
-def _decoded(file: Path | io.BytesIO, name: str, formats: Sequence[str] | None = None) -> Any:
+def _decoded(file: Path | io.BytesIO, name: str, formats: tuple[str, ...] | None = None) -> Any:
     """An image file in RGB; its size is known before it is decoded."""
     from PIL import Image, UnidentifiedImageError
 

@@ -210,8 +210,8 @@ class LoadedModel:
         embedder = self.any_embedder
         if embedder.head is not None:
             raise InputError(
-                f"pooling: the embeddings of {self.name} are made by its own code from one text or image at a time; compare them "
-                f"with normscope.similarity, or set pooling to one of {', '.join(Pooling)}"
+                f"pooling: the embeddings of {self.name} are made by its own code from one text or image at a time; compare "
+                f"them with normscope.similarity, or set pooling to one of {', '.join(Pooling)}"
             )
         if embedder.pooling is None:
             raise InputError(

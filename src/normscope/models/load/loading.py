@@ -24,7 +24,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.errors import InputError, one_line
-from normscope.models.facts import ModelFacts
+from normscope.models.facts import ModelFacts, StackName
 from normscope.models.load.adapters import Adapter, base_model
 from normscope.models.load.loaded import Drawn, LoadedModel
 from normscope.models.load.task_heads import Head, has_head, head_class, task_head
@@ -96,9 +96,10 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         adapter, source = source, _base_of(source, options)
     config = _pretrained_config(source, options)
     check_tower(config, options.tower)
-    tower = _tower(config, source, options) if has_towers(config) else None
+    tower = _tower(source, options) if has_towers(config) else None
+    stack: StackName | None = None if options.stack is None else options.stack.value
     if tower is not None:
-        observed_stack(config, options.stack)  # which has none
+        observed_stack(config, stack)  # which has none
     text = text_config(config)
     if options.random_init:
         config = text if tower is None else config
@@ -120,7 +121,6 @@ def open_model(options: ModelOptions) -> "OpenedModel":
     if processor is not None:
         facts = facts_of_inputs(text if tower is None else config, processor, options.name)
         return OpenedModel(options, config, facts, source, adapter, processor, tower)
-    stack = None if options.stack is None else options.stack.value
     if tower is not None:
         return OpenedModel(options, config, _facts_of_texts(config, options.name), source, adapter, tower=tower)
     return OpenedModel(options, config, facts_of_config(text, stack), source, adapter)
@@ -132,7 +132,7 @@ def _facts_of_texts(config: PretrainedConfig, name: str) -> ModelFacts:
         return facts_without_numbers(config, text_part)
 
 
-def _tower(config: PretrainedConfig, source: Source, options: ModelOptions) -> Tower:
+def _tower(source: Source, options: ModelOptions) -> Tower:
     """The tower that the options name; by default that of images, if the files have a processor of these."""
     if options.tower is not None:
         return options.tower

@@ -88,9 +88,7 @@ def _method(tower: Tower) -> str:
     return f"get_{tower}_features"
 
 
-def two_towers(
-    whole: PreTrainedModel, tower: Tower, load: Mapping[Tower, Callable[[], LoadedModel]]
-) -> LoadedModel:
+def two_towers(whole: PreTrainedModel, tower: Tower, load: Mapping[Tower, Callable[[], LoadedModel]]) -> LoadedModel:
     """A tower that is ready to be observed, with the other one at hand.
 
     Args:

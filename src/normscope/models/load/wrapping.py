@@ -160,7 +160,9 @@ def _either_tower(
 
     def text() -> LoadedModel:
         if not of_texts and tokenizer is None:
-            raise InputError(f"tower=text: expected the processor or tokenizer of {name}, which reads texts, got one of images")
+            raise InputError(
+                f"tower=text: expected the processor or tokenizer of {name}, which reads texts, got one of images"
+            )
         observed = text_part(copied.model)
         with refusal_explained(name):
             facts = facts_of(observed)

@@ -243,7 +243,8 @@ _OF_TOKENS = (
     "image are the shares that come from tokens other than patches."
 )
 _OF_TARGETS = (
-    " The images show what each patch adds to the chosen row. The numbers below an image are what tokens other than patches add."
+    " The images show what each patch adds to the chosen row. The numbers below an image are what tokens other than patches "
+    "add."
 )
 
 
