@@ -191,10 +191,13 @@ def similarity(
     layers, norms and truncation after pooling are included; slopes of activations, deviations and lengths are held fixed.
     Models with late interaction keep a vector for each token instead, and the number is MaxSim; its matches are held fixed.
 
+    Models with an image tower and a text tower (CLIP, SigLIP) compare images and texts: each side is read by the tower that
+    can read it, and the tokens of an image are [CLS] and its patches.
+
     Args:
-        model: A sentence encoder; see `load` and `wrap`.
+        model: A sentence encoder, or a model with two towers; see `load` and `wrap`.
         text_a: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer; or a list of texts. For
-            late interaction, the query.
+            late interaction, the query. For a model with two towers, also an image: a `PIL.Image`, its file or an array.
         text_b: The other text, in the same forms. A list of texts is compared with `text_a`, such as documents with a query; if
             both are lists, the texts in the same places are compared.
         pooling: `mean`, `cls`, `last`, `mean_sqrt`, `weighted_mean` or `max`, for the cosine of vectors pooled in this way. By
@@ -209,7 +212,8 @@ def similarity(
         own; `.metrics` the similarity (`value`) and what pairs of `tokens` and pairs with a bias (`biases`) add. For late
         interaction, `.tables["matches"]` has the token that each token is matched with. If a list was given, tables have a
         column `number`, from 1; `.tables["ranking"]` has the pairs of texts in order, and `.tables["words"]` the second texts'
-        tokens.
+        tokens. For an image, `.figure()` lays on it what its patches add, together and with each token of the text, and `.maps`
+        has the same numbers.
 
     Examples:
         >>> import normscope
@@ -229,10 +233,9 @@ def similarity(
             raise InputError("similarity: expected at least one text, got none")
     if texts_a is not None and texts_b is not None and len(texts_a) != len(texts_b):
         raise InputError(f"similarity: expected as many texts on both sides, got {len(texts_a)} and {len(texts_b)}")
-    one_image = any(map(is_image, [text_a] if texts_a is None else texts_a))
-    first, second = (
-        _Embedding(model, embedder, rule, kind, records=kind == _KINDS[0] or not one_image) for kind in _KINDS
-    )
+    # Of two images, one is carried.
+    alone = not any(map(is_image, [text_a] if texts_a is None else texts_a))
+    first, second = (_Embedding(model, embedder, rule, *each) for each in zip(_KINDS, (True, alone), strict=True))
     side_a = repeat(first.of(text_a, of_a)) if texts_a is None else (first.of(text, of_a) for text in texts_a)
     side_b = repeat(second.of(text_b, of_b)) if texts_b is None else (second.of(text, of_b) for text in texts_b)
     if texts_a is None and texts_b is None:
