@@ -294,12 +294,11 @@ class Observer:
             raise
         finally:
             self.current = None
-        self._finish(running)
-        running.show_returned(output)
+        self._finish(running, output)
         return output
 
-    def _finish(self, running: "_Pass") -> None:
-        """Check that every block was visited, and is what the model does."""
+    def _finish(self, running: "_Pass", output: Any) -> None:
+        """Check that every block was visited, and is what the model does; then visit what the model has returned."""
         first = 1 if running.after is None else running.after.layer + 1
         missing = {layer for layer in self.wanted if layer >= first} - running.shown
         if missing:
@@ -313,6 +312,7 @@ class Observer:
         self.compared = [] if running.checked is None else running.checked.compared
         if running.checked is not None:
             running.checked.require()
+        running.show_returned(output)
 
 
 class _Parameters(Mapping[int, BlockParameters]):
