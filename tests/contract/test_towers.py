@@ -10,6 +10,8 @@ import transformers
 from torch.nn import functional as F
 
 import normscope
+from normscope.data.encoding import Encoder
+from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError
 from normscope.results.figures import PatchMaps
 from tests.contract.test_images import PATCHES, pixels, processor
@@ -255,6 +257,13 @@ def test_the_tower_is_a_choice(whole, both, tokenizer):
         normscope.similarity(normscope.wrap(model, tokenizer), pixels(), TEXT)
     with pytest.raises(InputError, match="tower=text: expected a model with an image tower and a text tower"):
         normscope.wrap(model.vision_model, both.image_processor, tower="text")
+
+
+def test_the_other_tower_is_named_where_the_inputs_are_of_the_other_kind(whole, both):
+    for tower, given, other in (("image", DatasetKind.text, "text"), ("text", DatasetKind.images, "image")):
+        loaded = normscope.wrap(whole("clip"), both, tower=tower)
+        with pytest.raises(InputError, match=f"and dataset.path, or model.tower={other}$"):
+            Encoder(loaded, DatasetOptions(kind=given, path="x", seed=0))
 
 
 @pytest.mark.slow

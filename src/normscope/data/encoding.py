@@ -237,7 +237,10 @@ def _check(model: ReadsTokens, options: DatasetOptions, longest: int | None, *, 
     of_images = options.kind is DatasetKind.images
     if of_images is not (model.reader is not None):
         reads, expected = ("texts", "text") if of_images else ("images or audio", "images")
-        raise InputError(f"dataset={options.kind}: {model.name} reads {reads}; set dataset={expected} and dataset.path")
+        other = "" if model.tower is None else f", or model.tower={'image' if of_images else 'text'}"
+        raise InputError(
+            f"dataset={options.kind}: {model.name} reads {reads}; set dataset={expected} and dataset.path{other}"
+        )
     if model.max_length is not None and longest is not None and longest > model.max_length:
         raise InputError(
             f"dataset.max_length={options.max_length}: expected at most {model.max_length}, the maximum of {model.name}"
