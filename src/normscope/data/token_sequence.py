@@ -228,6 +228,11 @@ class ReadsTokens(Protocol):
         """What makes its inputs, if it reads images or other vectors; None if it reads texts."""
         ...
 
+    @property
+    def tower(self) -> str | None:
+        """Which part of a model that embeds images and texts it is; None for any other."""
+        ...
+
 
 T = TypeVar("T")
 
