@@ -281,3 +281,9 @@ def test_a_folder_has_both_towers(wrapped, whole, both, tmp_path, name):
         assert result.facts["tower"] == used
     random = normscope.load(tmp_path, random_init=True, device="cpu", dtype="float64")
     assert normscope.similarity(random, pixels(), TEXT).metrics["value"] != expected.metrics["value"]
+
+
+def test_photographs_are_no_negatives_in_dark_mode(wrapped):
+    page = normscope.page(normscope.similarity(wrapped("clip"), pixels(), TEXT))
+    assert 'class="photograph"' in page
+    assert "figure:not(.photograph) image { filter: invert" in page
