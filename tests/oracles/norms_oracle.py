@@ -616,12 +616,12 @@ CASES = [
     (
         {"spearman/all": -0.3},
         {"bounds": {"all": 0.0051, "cls": 0.4}},
-        ["Weights have a rank correlation of −0.30 ± 0.0051 with ‖f(x)‖ over the pairs of all texts."],
+        ["Weights have a rank correlation of −0.30 ± 0.0051 with ‖f(x)‖ over all pairs of query and key."],
     ),
     (
         {"spearman/all": -0.3},
         {"bounds": {"all": 0.0049}},
-        ["Weights have a rank correlation of −0.30 with ‖f(x)‖ over the pairs of all texts."],
+        ["Weights have a rank correlation of −0.30 with ‖f(x)‖ over all pairs of query and key."],
     ),
     *(
         (
@@ -636,7 +636,7 @@ CASES = [
         )
         for sentences in [
             [
-                "Weights have a rank correlation of −0.30 with ‖f(x)‖ over the pairs of all texts.",
+                "Weights have a rank correlation of −0.30 with ‖f(x)‖ over all pairs of query and key.",
                 f"The largest singular value of a head's map from x to f(x) is {times} times its smallest.",
             ]
         ]
@@ -659,16 +659,16 @@ CASES = [
     ({"spearman/cls": -0.5, "spearman/other": 0.25}, []),
     (
         {"spearman/cls": 0.0, "spearman/other": 0.25, "spearman/all": 0.125},
-        ["Weights have a rank correlation of +0.13 with ‖f(x)‖ over the pairs of all texts."],
+        ["Weights have a rank correlation of +0.13 with ‖f(x)‖ over all pairs of query and key."],
     ),
     (
         {"spearman/all": -0.3, "alpha/all": 1.0, "alpha_f/all": 2.0, "f/uniform": 2.0},  # all rows are uniform
-        ["Weights have a rank correlation of −0.30 with ‖f(x)‖ over the pairs of all texts."],
+        ["Weights have a rank correlation of −0.30 with ‖f(x)‖ over all pairs of query and key."],
     ),
     (
         {"spearman/all": -0.3, "alpha/all": 1.0, "alpha_f/all": 1.79, "f/uniform": 2.0},
         [
-            "Weights have a rank correlation of −0.30 with ‖f(x)‖ over the pairs of all texts; shorter vectors tend to get "
+            "Weights have a rank correlation of −0.30 with ‖f(x)‖ over all pairs of query and key; shorter vectors tend to get "
             "larger weights: the keys that a query sees have a mean ‖f(x)‖ of 1.8 weighted by α, and of 2.0 with equal "
             "weights."
         ],

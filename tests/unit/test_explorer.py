@@ -103,8 +103,8 @@ def test_what_does_not_fit_loses_its_heads_or_is_left_out(model, encoder, monkey
     assert [sentence.heads for sentence in sentences] == [heads, 0, 0]
     assert [len(sentence.queries) for sentence in sentences] == [10, 10, 3]
     assert notes == [
-        "2 texts are shown without individual heads",
-        "2 more texts are left out because the report would be too large (report.examples)",
+        "2 examples are shown without individual heads",
+        "2 more examples are left out because the report would be too large (report.examples)",
     ]
     monkeypatch.undo()
     sentences, notes = token_maps(model, encoder, texts, layers)

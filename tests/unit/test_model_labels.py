@@ -2,7 +2,7 @@
 
 import pytest
 
-from normscope.models.options import ModelOptions, ModelStack
+from normscope.models.options import ModelOptions, ModelStack, Tower
 from normscope.reporting.tracking import layers_label, model_label
 
 
@@ -20,6 +20,7 @@ from normscope.reporting.tracking import layers_label, model_label
         ({"name": "/path/run-step5"}, "run-step5"),
         ({"name": "org/model", "random_init": True}, "model (random)"),
         ({"name": "org/model", "stack": ModelStack.cross, "revision": "v2"}, "model v2 cross"),
+        ({"name": "org/clip", "tower": Tower.text}, "clip text"),
     ],
 )
 def test_models_are_told_apart(options, label):

@@ -16,6 +16,7 @@ from normscope.analyses.info import AnalysisConfig, AnalysisInfo
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, CATEGORIES
 from normscope.data.encoders import Prompts
+from normscope.data.nouns import TEXTS, Nouns
 from normscope.data.resources import Resource
 from normscope.data.token_texts import Vocabulary
 from normscope.maths.choices import Pooling
@@ -44,6 +45,8 @@ class Requirements:
 
     hidden: bool = False
     """Whether it needs the hidden vectors: the embedding output and the output of every layer."""
+    returned: bool = False
+    """Whether, of a model of images, it needs what leaves the last layer and what the model returns."""
     feed_forward: bool = False
     """Whether it needs the feed-forward networks of its layers."""
     vectors_of_keys: bool = False
@@ -110,6 +113,10 @@ class AnalysisContext:
     """The resources that the analysis requires, by name."""
     files_sha256: str | None = None
     """Digest of the weight files; None for random weights and for a model that was in memory already."""
+    nouns: Nouns = TEXTS
+    """What the model reads, in words."""
+    input_length: int | None = None
+    """Number of tokens of every input, if all have as many, as images do."""
 
     def options_of(self, kind: type[C]) -> C:
         """The options of another analysis whose definitions this one shares, or its defaults."""
@@ -244,6 +251,11 @@ class Analysis(abc.ABC):
         self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch
     ) -> None:
         """Add the hidden vectors of a layer (0: the embedding output), if `requirements` asks for them."""
+
+    def update_returned(  # noqa: B027
+        self, vectors: Float[Tensor, "batch token model"], batch: Batch
+    ) -> None:
+        """Add the vectors that the model returns, after its last norm, if `requirements` asks for them."""
 
     def end_batch(self, batch: Batch) -> None:  # noqa: B027
         """Add statistics that depend on several layers of the batch."""

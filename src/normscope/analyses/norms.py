@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.analyses import dispersion
+from normscope.analyses import dispersion, returned_norms
 from normscope.analyses.base import Analysis, AnalysisContext, Requirements
 from normscope.analyses.declarations.norms import NORMS, NormsOpening, NormsOptions
 from normscope.analyses.finite import require_finite
@@ -25,6 +25,7 @@ from normscope.analyses.pairs import Pairs
 from normscope.analyses.ratio_table import SEQUENCES, keys_of, margins
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL
+from normscope.data.nouns import IMAGES
 from normscope.maths.norms import expansion_rate
 from normscope.maths.tensors import lengthened
 from normscope.models.blocks.block import NOT_LINEAR, AttentionBlock
@@ -90,6 +91,8 @@ class NormsAnalysis(Analysis):
         self._shares = Mean(layers, 1, 3, heads, len(self._groups))
         self._norms = GroupedMoments(layers, heads, len(self._groups))
         self._inputs = GroupedMoments(layers, 1, 1)
+        self._of_images = context.nouns is IMAGES
+        self._returned = returned_norms.ReturnedNorms(self._counted)
         self._alike = Mean(layers, 1)
         # By sequence: α and ‖αf(x)‖ by category, means over heads and layers.
         self._of_sequences = KeyedMeans(1, 2 * len(self._groups), size=SEQUENCES)
@@ -109,13 +112,23 @@ class NormsAnalysis(Analysis):
             "sequences": self._of_sequences,
             "pairs": self._correlation,
             "queries": self._queries,
+            "returned": self._returned.accumulator,
             **{f"sample_{number}": sample for number, sample in enumerate(self._samples)},
         }
 
     @classmethod
     def requirements(cls, _options: NormsOptions, _facts: ModelFacts) -> Requirements:
-        """One vector f(x) for each key."""
-        return Requirements(vectors_of_keys=True)
+        """One vector f(x) for each key; of images, the vectors before and after the last norm."""
+        return Requirements(vectors_of_keys=True, returned=True)
+
+    def update_hidden(self, layer: int, vectors: Float[Tensor, "batch token model"], batch: Batch) -> None:
+        """Add the lengths of what leaves the last layer."""
+        if self._of_images and layer == self.context.depth:
+            self._returned.update("before", vectors, batch)
+
+    def update_returned(self, vectors: Float[Tensor, "batch token model"], batch: Batch) -> None:
+        """Add the lengths of what the model returns."""
+        self._returned.update("after", vectors, batch)
 
     def update_attention(self, block: AttentionBlock, batch: Batch) -> None:
         """Add the weights and norms of a block."""
@@ -212,6 +225,8 @@ class NormsAnalysis(Analysis):
             "input_dispersion": of_inputs,
             "singular_values": maps,
         }
+        if self._of_images:
+            tables["returned"] = self._returned.table()
         rolled = roll_up(self.info.declared, tables | {"by_head": of_heads})
         expansion = self._expansion()
         metrics = {**rolled.metrics, **self._with_equal_weights(), **_mean_rates(expansion)}
@@ -230,9 +245,12 @@ class NormsAnalysis(Analysis):
         return Result(
             tables=tables,
             metrics=metrics,
-            sentences=sentences_of(
-                metrics, self._unseen(by_head, correlation), bounds, self.options.opens_with, *self._apart()
-            ),
+            sentences=[
+                *sentences_of(
+                    metrics, self._unseen(by_head, correlation), bounds, self.options.opens_with, *self._apart()
+                ),
+                *(returned_norms.sentences(tables["returned"]) if self._of_images else []),
+            ],
             curves=curves,
             figures=dict(itertools.chain(*(some.items() for some in _in_order(figures, self.options.opens_with)))),
             summaries={self.info.name: summary},
@@ -557,7 +575,9 @@ def _by_head_figure(table: pd.DataFrame) -> Heatmaps:
 
 def _scatter_figure(table: pd.DataFrame, categories: Sequence[str], metrics: Mapping[str, float]) -> Scatter:
     rho, lengths = metrics.get("spearman/all"), [metrics.get(name) for name in ("alpha_f/all", "f/uniform")]
-    numbers = "" if rho is None else f" Over the pairs of all texts, the rank correlation is {brief(rho, signed=True)}."
+    numbers = (
+        "" if rho is None else f" Over all pairs of query and key, the rank correlation is {brief(rho, signed=True)}."
+    )
     if None not in lengths:
         weighted, alike = compared(brief, *(length for length in lengths if length is not None))
         numbers += f" The mean ‖f(x)‖ of a query's keys is {weighted} weighted by α, and {alike} with equal weights."
@@ -702,7 +722,7 @@ def _shorter(metrics: Mapping[str, float], bound: float) -> list[Sentence]:
     parts, shorter = [], False
     if "spearman/all" in metrics:
         rho = estimate(metrics["spearman/all"], bound)
-        parts.append(f"weights have a rank correlation of {rho} with ‖f(x)‖ over the pairs of all texts")
+        parts.append(f"weights have a rank correlation of {rho} with ‖f(x)‖ over all pairs of query and key")
     weighted, alike = metrics.get("alpha_f/all"), metrics.get("f/uniform")
     without_sinks = metrics.get("alpha/all", 0.0) > _NO_SINK
     if weighted is not None and alike is not None and without_sinks and _apart(weighted, alike):

@@ -21,6 +21,7 @@ from normscope.analyses.massive_activations import MassiveSearch, ablate
 from normscope.analyses.samples import steps_until_precise
 from normscope.data.batching import Batch
 from normscope.data.categories import ALL, FIRST
+from normscope.data.nouns import TEXTS, Nouns
 from normscope.data.token_sequence import fingerprint
 from normscope.maths.massive import largest_magnitudes
 from normscope.maths.sinks import importance, queries_of_keys
@@ -40,8 +41,10 @@ from normscope.statistics.mean import Mean
 from normscope.statistics.precision import half_width
 from normscope.statistics.tidy import tidy
 
-_WORDS = {"text": "text", "random": "random tokens", "repeat": "one token repeated"}
-"""What the model reads, in words."""
+
+def _read(nouns: Nouns) -> dict[str, str]:
+    """What the model reads, in words."""
+    return {"text": nouns.inputs, "random": f"random {nouns.units}", "repeat": f"one {nouns.unit} repeated"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +62,8 @@ class SinksAnalysis(Analysis):
     info = SINKS
 
     def __init__(self, options: SinksOptions, context: AnalysisContext) -> None:
+        if context.input_length is not None:
+            options = dataclasses.replace(options, length=context.input_length)
         super().__init__(options, context)
         self._massive = MassiveSearch(context)
         self._largest = Mean(context.depth + 1, 1)  # of the embeddings, then of every layer
@@ -158,22 +163,24 @@ class SinksAnalysis(Analysis):
         sink = main_position(metrics)
         vocabulary = self.context.vocabulary
         first_token = None if vocabulary.first is None else vocabulary.text(vocabulary.first)
+        whole, nouns = self.context.input_length is not None, self.context.nouns
         of_sink = tables["by_head"][tables["by_head"]["position"] == sink]
         curve = pd.Series(largest.numpy(), index=pd.RangeIndex(len(largest), name="layer"))
         return Result(
             tables=tables,
             metrics=metrics,
-            sentences=sentences_of(metrics, first_token or "BOS", self.options.length),
+            sentences=sentences_of(metrics, first_token or "BOS", None if whole else self.options.length, nouns),
             # One curve for the sink, not one for each position.
             curves=curves_of(declared, {"by_head": of_sink}) | {"max_abs": curve},
-            figures=describe_figures(of_sink, curve, first_token, self.options, metrics),
+            figures=describe_figures(of_sink, curve, first_token, self.options, metrics, nouns),
             summaries={
                 self.info.name: Summary(
-                    _summary(tables["by_head"], sink, first_token),
+                    _summary(tables["by_head"], sink, first_token, nouns),
                     digits=1,
                     caption="sink rate: % of the heads in which the token receives more than "
                     f"{self.options.epsilon:g} of the weight; its weight: % of all attention weight; its contribution: % of "
-                    f"the norms ‖αf(x)‖ of what heads contribute; all on sequences truncated to {self.options.length} tokens",
+                    "the norms ‖αf(x)‖ of what heads contribute; all on "
+                    + (f"whole {nouns.inputs}" if whole else f"sequences truncated to {self.options.length} tokens"),
                 )
             },
             notes=self._notes(),
@@ -190,7 +197,7 @@ class SinksAnalysis(Analysis):
             notes.append(
                 f"sink rates leave out {counted(short, 'sequence')} with fewer than {length} tokens (analysis.sinks.length)"
             )
-        if self.context.vocabulary.first is None:
+        if self.context.vocabulary.first is None and self.context.input_length is None:
             notes.append(
                 "the tokenizer has no beginning-of-sequence token, so sink rates are only measured without one"
             )
@@ -312,9 +319,11 @@ def sequences_of(
     """
     every = np.arange(context.vocabulary.size)
     ordinary = every[~np.isin(every, list(context.vocabulary.special))]
+    # Inputs of one length are not cut: without their first token, they are one shorter.
+    shorter = context.input_length is not None and context.vocabulary.first is not None and not variant.bos
     made = []
     for kinds in sample:
-        cut = _cut(kinds.numpy(), options.length, variant.bos, context)
+        cut = _cut(kinds.numpy(), options.length - shorter, variant.bos, context)
         if cut is not None:
             made.append(
                 torch.from_numpy(_replaced(cut, variant.inputs, ordinary, options.seed, context.vocabulary.special))
@@ -399,17 +408,17 @@ def _first_variant(metrics: Mapping[str, float]) -> str | None:
     return next((key.partition("/sink_rate/")[0] for key in metrics if "/sink_rate/" in key), None)
 
 
-def _label(inputs: str, bos: bool, first_token: str | None) -> str:
+def _label(inputs: str, bos: bool, first_token: str | None, nouns: Nouns) -> str:
     """A variant in words.
 
     Args:
         first_token: The tokenizer's token that begins a sequence; None if it has none, so that there is nothing to say.
     """
-    read = _WORDS[inputs]
+    read = _read(nouns)[inputs]
     return read if first_token is None else f"{read}, {'with' if bos else 'without'} {first_token}"
 
 
-def _summary(by_head: pd.DataFrame, sink: str | None, first_token: str | None) -> pd.DataFrame:
+def _summary(by_head: pd.DataFrame, sink: str | None, first_token: str | None, nouns: Nouns = TEXTS) -> pd.DataFrame:
     """By variant, in per cent: how often the position is a sink, its weight and its contribution, and the weight of the first
     token if that is another.
     """
@@ -427,7 +436,7 @@ def _summary(by_head: pd.DataFrame, sink: str | None, first_token: str | None) -
     table = pd.DataFrame(
         {title: by_variant[name].xs(place, level="position") for title, (place, name) in columns.items()}
     )
-    table.index = pd.Index([_label(inputs, bos, first_token) for inputs, bos in table.index])
+    table.index = pd.Index([_label(inputs, bos, first_token, nouns) for inputs, bos in table.index])
     return table
 
 
@@ -437,6 +446,7 @@ def describe_figures(
     first_token: str | None,
     options: SinksOptions,
     metrics: Mapping[str, float],
+    nouns: Nouns = TEXTS,
 ) -> dict[str, Figure]:
     """The map of sink rates, weight and contribution, and the largest activations by layer.
 
@@ -446,6 +456,7 @@ def describe_figures(
         first_token: The tokenizer's token that begins a sequence; None if it has none.
         options: The mean weight that a sink exceeds, and the length of the sequences.
         metrics: Numbers by name.
+        nouns: What the model reads, in words.
     """
     figures: dict[str, Figure] = {}
     massive = f" In single tokens and dimensions, they are {_size(metrics)}." if metrics.get("massive/count") else ""
@@ -454,7 +465,8 @@ def describe_figures(
         of, is_a, seen, its = ("the first token", "is a sink", "it", "its")
         if position != FIRST:
             of, is_a, seen, its = (f"{category_name(position)} tokens", "are sinks", "them", "their")
-        labels = [_label(name, bos, first_token) for name, bos in zip(of_sink["inputs"], of_sink["bos"], strict=True)]
+        variants = zip(of_sink["inputs"], of_sink["bos"], strict=True)
+        labels = [_label(name, bos, first_token, nouns) for name, bos in variants]
         table = of_sink.assign(variant=labels).reset_index(drop=True)
         figures["rate"] = Heatmaps(
             table=table[table["variant"] == labels[0]].reset_index(drop=True),
@@ -516,18 +528,21 @@ def _by_input(table: pd.DataFrame, of: str, is_a: str, its: str) -> Dots:
     )
 
 
-def sentences_of(metrics: Mapping[str, float], first_token: str = "BOS", length: int | None = None) -> list[Sentence]:
+def sentences_of(
+    metrics: Mapping[str, float], first_token: str = "BOS", length: int | None = None, nouns: Nouns = TEXTS
+) -> list[Sentence]:
     """The sink, with its weight and contribution; sinks in other inputs; and massive activations and their effect.
 
     Args:
         metrics: Numbers by name; missing ones are skipped.
         first_token: The token that begins a sequence.
         length: Number of tokens measured in each text (other analyses measure whole texts); None to omit it.
+        nouns: What the model reads, in words.
     """
-    return [*_sink(metrics, first_token, length), *_elsewhere(metrics, first_token), *_massive(metrics)]
+    return [*_sink(metrics, first_token, length, nouns), *_elsewhere(metrics, first_token, nouns), *_massive(metrics)]
 
 
-def _sink(metrics: Mapping[str, float], first_token: str, length: int | None) -> list[Sentence]:
+def _sink(metrics: Mapping[str, float], first_token: str, length: int | None, nouns: Nouns) -> list[Sentence]:
     variant, position = _first_variant(metrics), main_position(metrics)
     if variant is None or position is None:
         return []
@@ -548,19 +563,19 @@ def _sink(metrics: Mapping[str, float], first_token: str, length: int | None) ->
         "" if nowhere is None else f"; learned sinks take {brief_share(nowhere)} of the weight, which goes to no key"
     )
     part = f"the first {length} tokens of " if length is not None and inputs == SinkInput.text else ""
-    text = f"On {part}{_WORDS[inputs]}{begins}, {subject} in {rate} of the heads{receives}{learned}."
+    text = f"On {part}{_read(nouns)[inputs]}{begins}, {subject} in {rate} of the heads{receives}{learned}."
     effect = abs(known_shares[0] - known_shares[1]) if len(known_shares) == 2 else 0.0
     return [Sentence(text, figure="rate", table="by_head", effect=effect, place={"category": position})]
 
 
-def _elsewhere(metrics: Mapping[str, float], first_token: str) -> list[Sentence]:
+def _elsewhere(metrics: Mapping[str, float], first_token: str, nouns: Nouns) -> list[Sentence]:
     """The sink rate of the same position without the first token, and on other inputs."""
     variant, position = _first_variant(metrics), main_position(metrics)
     if variant is None or position is None:
         return []
     inputs, bos = variant.split("/")
     others = {f"without {first_token}": f"{inputs}/without_bos"} if bos == "with_bos" else {}
-    others |= {f"on {words}": f"{name}/{bos}" for name, words in _WORDS.items() if name != inputs}
+    others |= {f"on {words}": f"{name}/{bos}" for name, words in _read(nouns).items() if name != inputs}
     names = {words: f"{other}/sink_rate/{position}" for words, other in others.items()}
     rates = {words: metrics[name] for words, name in names.items() if name in metrics}
     if not rates:

@@ -79,14 +79,14 @@ def result_of(found: Sequence[Attributed], *, single: bool) -> Result:
     first = found[0]
     figures = dict(itertools.chain.from_iterable(_figures(place, found) for place in range(len(found))))
     if first.image is not None:
-        figures["image" if first.image.within_text else "tokens"] = _on_image(found, first.image)
+        figures["image" if first.image.within_text else "tokens"] = drawn_on_image(found, first.image)
     if first.image is None or first.image.within_text:
         figures["tokens"] = _coloured(found)
     return Result(
         tables={name: stacked(rows, column) for name, rows in tables.items() if any(len(each) for each in rows)},
         metrics=_metrics(first) if single else {},
         figures=figures,
-        maps=_target_maps(found),
+        maps=target_maps(found),
         sentences=[Sentence(_sum(each), figure="tokens", table="scores") for each in found],
         summaries={"": _summary(first) if single else _summary_of_several(found)},
     )
@@ -277,7 +277,7 @@ _MISLEADS = (
 )
 
 
-def _on_image(found: Sequence[Attributed], image: PatchedImage) -> PatchMaps:
+def drawn_on_image(found: Sequence[Attributed], image: PatchedImage) -> PatchMaps:
     """The image with each patch coloured by its score, for each target on a scale of its own."""
     others = [] if image.within_text else image.others(len(found[0].tokens))
     names = [str(place) for place in range(len(found))]
@@ -332,7 +332,7 @@ def table_of_effects(effects: Effects, tokens: Sequence[str], numbers: Int[np.nd
 _SCORE = "token_score"
 
 
-def _target_maps(targets: Sequence[Attributed]) -> list[TokenMap]:
+def target_maps(targets: Sequence[Attributed]) -> list[TokenMap]:
     """The scores of every text, followed by what else is known of them: answer tokens, effects, heads, spans.
 
     Targets of the same text that follow each other share a map, in float32.

@@ -19,7 +19,7 @@ from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.load.wrapping import wrap_model
 from normscope.models.observe.check import Check
 from normscope.models.observe.observer import Observer, Visitor
-from normscope.models.options import DeviceOptions, DType, ModelOptions, ModelStack, Pin
+from normscope.models.options import DeviceOptions, DType, ModelOptions, ModelStack, Pin, Tower
 from normscope.models.stored.random_state import drawing
 from normscope.running.options import SCHEMA
 
@@ -39,6 +39,7 @@ def load(
     revision: str | None = None,
     tokenizer: str | Path | Tokenizer | None = None,
     stack: Choice[ModelStack] | None = None,
+    tower: Choice[Tower] | None = None,
     device: str = "auto",
     device_map: object = None,
     dtype: Choice[DType] = "float32",
@@ -56,6 +57,8 @@ def load(
         revision: Branch, tag or commit on the Hub.
         tokenizer: Another tokenizer, or its Hub name or local folder.
         stack: Which attention of an encoder–decoder: `encoder` (the default), `decoder` or `cross`. Other models have only one.
+        tower: Which part of a model that embeds images and texts, such as CLIP: `image` (the default if its files have a
+            processor of images) or `text`.
         device: `auto`, `cpu`, `cuda`, `cuda:<number>` or `mps`.
         device_map: A device map for transformers, instead of `device`. It must put all weights on one device.
         dtype: `float32`, `float64`, `bfloat16` or `float16`.
@@ -84,6 +87,7 @@ def load(
             pin=DEFAULT_PIN,
             tokenizer=None if tokenizer is None or loaded is not None else str(tokenizer),
             stack=_stack(stack),
+            tower=None if tower is None else Tower(tower),
             random_init=random_init,
             seed=seed,
             source_language=source_language,
@@ -120,6 +124,7 @@ def wrap(
     tokenizer: Reader | None = None,
     *,
     stack: Choice[ModelStack] | None = None,
+    tower: Choice[Tower] | None = None,
     inputs: Callable[..., Any] | None = None,
     tokens: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     example: object = None,
@@ -141,6 +146,8 @@ def wrap(
             model of any other vectors (`inputs_embeds`, a time series, the features of a table), a function of an input, with
             `example`.
         stack: Which attention of an encoder–decoder: `encoder` (the default), `decoder` or `cross`.
+        tower: Which part of a model that embeds images and texts, such as CLIP: `image` (the default with a processor) or
+            `text` (the default with a tokenizer).
         inputs: For modules that are not from transformers: a function of ids and mask (1 at tokens, 0 at padding), both of
             shape (text, token), that returns the keyword arguments (a dict), the positional arguments (a tuple) or the
             only argument of the module's `forward`. By default, `forward` gets the ids, and also the mask if it has an
@@ -165,7 +172,13 @@ def wrap(
     with python_call(), drawing():  # as its forward may
         chosen = _stack(stack)
         wrapped = wrap_model(
-            model, tokenizer, None if chosen is None else chosen.value, inputs=inputs, tokens=tokens, example=example
+            model,
+            tokenizer,
+            None if chosen is None else chosen.value,
+            inputs=inputs,
+            tokens=tokens,
+            example=example,
+            tower=None if tower is None else Tower(tower),
         )
         _ = wrapped.verification  # made here
     return wrapped

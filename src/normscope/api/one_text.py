@@ -26,6 +26,7 @@ def described(model: LoadedModel, function: str, texts: Sequence[str], **argumen
         | {
             "model": model.name,
             "model_revision": model.revision,
+            **({} if model.tower is None else {"tower": str(model.tower)}),
             "device": str(model.device),
             "dtype": number_format(model.model),
             "sequences": len(texts),

@@ -1,5 +1,6 @@
 """The similarity of texts, as sums over pairs of tokens."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import Annotated, Any, NamedTuple
@@ -13,25 +14,41 @@ from transformers import BatchEncoding
 from typing_extensions import TypeAliasType
 
 from normscope.api.arguments import exclusive, single_text
+from normscope.api.attribution import Attributed, drawn_on_image, target_maps
 from normscope.api.one_text import described, stacked
 from normscope.api.targets import chosen_embedder
 from normscope.api.types import Model, Text, Texts
 from normscope.attribution.methods import check_followed
-from normscope.attribution.similarities import Scored, compared, embedded_parts, late_parts, met
+from normscope.attribution.passes import HeldPass, held_pass
+from normscope.attribution.similarities import (
+    Scored,
+    SimilarityParts,
+    compared,
+    embedded_parts,
+    late_parts,
+    met,
+    parts_along,
+    product_of_lengths,
+)
 from normscope.config.calls import Choice, checked
 from normscope.config.rules import Expected
 from normscope.data.batching import Batch
 from normscope.data.encoders import prompt_length
+from normscope.data.tokenization import encoded
 from normscope.errors import InputError, cut, describe_type
 from normscope.maths.choices import Pooling, SimilarityFunction, ValueBias
 from normscope.maths.embedder import Embedder
+from normscope.maths.tensors import wide
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import is_single, require_unicode
+from normscope.models.load.towers import is_image, tower_for
 from normscope.results.figures import ColouredText, Figure, TextPair
 from normscope.results.findings import Sentence, Summary
+from normscope.results.maps import PatchedImage, TokenMap
 from normscope.results.result import Result
 from normscope.results.token_labels import as_text, label
 from normscope.rounding import begun, counted, number
+from normscope.running.token_maps import patched_image
 
 _SHOWN = 12
 """Pairs of tokens that are printed."""
@@ -65,6 +82,8 @@ class _Similarity(NamedTuple):
     function: str = "cosine"
     """What the embeddings are compared by: their `cosine`, their product (`dot`), or late interaction (`maxsim`, or
     `meanmaxsim` for the mean instead of the sum)."""
+    images: tuple[PatchedImage | None, PatchedImage | None] = (None, None)
+    """What the last tokens of either side are patches of; None for a text."""
     matches: pd.DataFrame | None = None
     """For late interaction, one row per token of the first text whose vector is compared: the token of the second text that it
     is matched with (`b`), and what the two vectors add (`value`). These values add up to the similarity, and the matrix traces
@@ -86,6 +105,18 @@ class _Similarity(NamedTuple):
         return self.matrix[:-1, :-1].sum(axis=0)
 
     @property
+    def titles(self) -> tuple[str, str]:
+        """Both texts; of an image, its name."""
+        texts = zip((self.tokens_a, self.tokens_b), self.images, strict=True)
+        first, second = (as_text(tokens) if image is None else image.title for tokens, image in texts)
+        return first, second
+
+    @property
+    def sides(self) -> str:
+        """What is compared, in words."""
+        return ("texts", "an image and a text", "images")[sum(each is not None for each in self.images)]
+
+    @property
     def what(self) -> str:
         """The number in words."""
         return _NAMES[SimilarityFunction(self.function)]
@@ -97,8 +128,11 @@ class _Similarity(NamedTuple):
             rank: What the title begins with; it then names the second text instead of the number.
             place: The number of the pair among several, from 1.
         """
-        text = cut(as_text(self.tokens_b), _TITLE)
-        title = f"{rank}{number(self.value)}: {text}" if rank else f"{self.what} {number(self.value)}"
+        title = (
+            f"{rank}{number(self.value)}: {cut(self.titles[1], _TITLE)}"
+            if rank
+            else f"{self.what} {number(self.value)}"
+        )
         return TextPair(title, self.tokens_a, self.tokens_b, self.matrix, self.what, place)
 
     @property
@@ -107,10 +141,32 @@ class _Similarity(NamedTuple):
         table = self.table
         best = table[(table["a"] < len(self.tokens_a)) & (table["b"] < len(self.tokens_b))].head(_SAID)
         words = self.of_tokens
-        named = zip(best["token_a"], best["token_b"], best["value"], strict=True)
-        pairs = ", ".join(f"{label(a)}\u2013{label(b)} {number(value)}" for a, b, value in named)
+        places = zip(best["a"], best["b"], best["value"], strict=True)
+        pairs = ", ".join(f"{self._name(0, a)}\u2013{self._name(1, b)} {number(value)}" for a, b, value in places)
         parts = f"pairs of tokens add {number(words)}, pairs with a bias {number(self.value - words)}"
         return f"{begun(self.what)} {number(self.value)}: {parts}. The pairs that add most: {pairs}."
+
+    def _name(self, side: int, at: int) -> str:
+        """A token as people read it."""
+        tokens, image = (self.tokens_a, self.tokens_b)[side], self.images[side]
+        is_patch = image is not None and at in image.places
+        return f"patch {tokens[at]}" if is_patch else label(tokens[at])
+
+    def on_image(self) -> list[Attributed]:
+        """What the tokens of the first image add: together with all that it is compared with, and with each token of a text."""
+        side = 0 if self.images[0] is not None else 1
+        matrix, tokens = (self.matrix, self.tokens_a) if side == 0 else (self.matrix.T, self.tokens_b)
+        others = [("the biases", matrix[:, -1])] if self.images[1 - side] is None else []
+        if others:
+            words = self.tokens_b if side == 0 else self.tokens_a
+            others = [*((f"“{label(word)}”", column) for word, column in zip(words, matrix.T, strict=False)), *others]
+        columns = [(self.what, matrix.sum(axis=1)), *others]
+        return [
+            Attributed(
+                tokens, values[:-1], float(values[-1]), 0.0, float(values.sum()), name, 0.0, image=self.images[side]
+            )
+            for name, values in columns
+        ]
 
 
 Prompts = TypeAliasType("Prompts", Annotated[str | tuple[str, str], Expected("a str or a pair (a tuple of two str)")])
@@ -135,10 +191,13 @@ def similarity(
     layers, norms and truncation after pooling are included; slopes of activations, deviations and lengths are held fixed.
     Models with late interaction keep a vector for each token instead, and the number is MaxSim; its matches are held fixed.
 
+    Models with an image tower and a text tower (CLIP, SigLIP) compare images and texts: each side is read by the tower that
+    can read it, and the tokens of an image are [CLS] and its patches.
+
     Args:
-        model: A sentence encoder; see `load` and `wrap`.
+        model: A sentence encoder, or a model with two towers; see `load` and `wrap`.
         text_a: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer; or a list of texts. For
-            late interaction, the query.
+            late interaction, the query. For a model with two towers, also an image: a `PIL.Image`, its file or an array.
         text_b: The other text, in the same forms. A list of texts is compared with `text_a`, such as documents with a query; if
             both are lists, the texts in the same places are compared.
         pooling: `mean`, `cls`, `last`, `mean_sqrt`, `weighted_mean` or `max`, for the cosine of vectors pooled in this way. By
@@ -153,7 +212,8 @@ def similarity(
         own; `.metrics` the similarity (`value`) and what pairs of `tokens` and pairs with a bias (`biases`) add. For late
         interaction, `.tables["matches"]` has the token that each token is matched with. If a list was given, tables have a
         column `number`, from 1; `.tables["ranking"]` has the pairs of texts in order, and `.tables["words"]` the second texts'
-        tokens.
+        tokens. For an image, `.figure()` lays on it what its patches add, together and with each token of the text, and `.maps`
+        has the same numbers.
 
     Examples:
         >>> import normscope
@@ -164,9 +224,8 @@ def similarity(
     Raises:
         InputError: If an argument is invalid, the model's embeddings cannot be split into parts, or a text is too long.
     """
-    check_followed(model.facts)
     rule = ValueBias(bias)
-    embedder = model.any_embedder if pooling is None else chosen_embedder(model, pooling)
+    embedder = None if pooling is None else chosen_embedder(model, pooling)
     of_a, of_b = prompts if isinstance(prompts, tuple) else (prompts, prompts)
     texts_a, texts_b = (side if isinstance(side, list) and not is_single(side) else None for side in (text_a, text_b))
     for side in (texts_a, texts_b):
@@ -174,13 +233,18 @@ def similarity(
             raise InputError("similarity: expected at least one text, got none")
     if texts_a is not None and texts_b is not None and len(texts_a) != len(texts_b):
         raise InputError(f"similarity: expected as many texts on both sides, got {len(texts_a)} and {len(texts_b)}")
-    first, second = (_Embedding(model, embedder, rule, kind) for kind in _KINDS)
+    # Of two images, one is carried.
+    alone = not any(map(is_image, [text_a] if texts_a is None else texts_a))
+    first, second = (_Embedding(model, embedder, rule, *each) for each in zip(_KINDS, (True, alone), strict=True))
     side_a = repeat(first.of(text_a, of_a)) if texts_a is None else (first.of(text, of_a) for text in texts_a)
     side_b = repeat(second.of(text_b, of_b)) if texts_b is None else (second.of(text, of_b) for text in texts_b)
     if texts_a is None and texts_b is None:
         return compared_texts(model, next(side_a), next(side_b))
     return _result_of(model, [_compared(*pair) for pair in zip(side_a, side_b, strict=False)], single=False)
 
+
+_PADDING = "[PADDING]"
+"""The tokens of padding of a model that reads them like those of a text, together."""
 
 _KINDS = ("query", "document")
 """What the first and the second text are for late interaction."""
@@ -190,12 +254,22 @@ class Embedded(NamedTuple):
     """What a text's embedding is made of; for late interaction, the vectors of its tokens."""
 
     tokens: tuple[str, ...]
-    parts: Float[Tensor, "1 source *token made"]
-    """What each token, and last the bias, contributes."""
+    parts: Float[Tensor, "1 source *token made"] | HeldPass
+    """What each token, and last the bias, contributes; of an image that is compared with few tokens, the pass that knows it."""
     whole: Float[Tensor, "1 *token made"]
     embedder: Embedder
     compared: Bool[Tensor, "1 token"]
     """Whether the vector of a token is compared, in late interaction."""
+    image: PatchedImage | None = None
+    """What the last tokens are patches of; None for a text."""
+    bias: ValueBias = ValueBias.token
+    """Where the value biases of the first layer go."""
+
+    @property
+    def carried(self) -> Float[Tensor, "1 source *token made"]:
+        """The parts, which have been carried."""
+        assert isinstance(self.parts, Tensor)
+        return self.parts
 
 
 @checked
@@ -209,8 +283,7 @@ def embedded_text(model: Model, text: Text, kind: str = "query") -> Embedded:
     Raises:
         InputError: If the model's embeddings cannot be split into parts, or the text is too long.
     """
-    check_followed(model.facts)
-    return _Embedding(model, model.any_embedder, ValueBias.token, kind).of(text, None)
+    return _Embedding(model, None, ValueBias.token, kind).of(text, None)
 
 
 def compared_texts(model: LoadedModel, a: Embedded, b: Embedded) -> Result:
@@ -222,15 +295,32 @@ def _compared(a: Embedded, b: Embedded) -> _Similarity:
     embedder = a.embedder
     matches = None
     if embedder.late is None:
-        parts = compared(embedder.function, (a.parts, a.whole), (b.parts, b.whole))
+        parts = _products(a, b)
     else:
-        first, second = (Scored(side.parts, side.whole, side.compared) for side in (a, b))
+        first, second = (Scored(side.carried, side.whole, side.compared) for side in (a, b))
         mean = embedder.function is SimilarityFunction.mean_maxsim
         places = met(first, second)
         parts, matches = late_parts(first, second, places, mean=mean), _matches(a, b, places[0], mean=mean)
     matrix, value = parts.matrix[0].cpu().numpy(), float(parts.value[0])
     pooling = "none" if embedder.pooling is None else str(embedder.pooling)
-    return _Similarity(a.tokens, b.tokens, matrix, value, pooling, str(embedder.function), matches)
+    images = (a.image, b.image)
+    return _Similarity(a.tokens, b.tokens, matrix, value, pooling, str(embedder.function), images, matches)
+
+
+def _products(a: Embedded, b: Embedded) -> SimilarityParts:
+    """What each pair of tokens adds to the similarity of two embeddings."""
+    if isinstance(a.parts, Tensor) and isinstance(b.parts, Tensor):
+        return compared(a.embedder.function, (a.parts, a.whole), (b.parts, b.whole))
+    if isinstance(a.parts, Tensor):
+        turned = _products(b, a)
+        return SimilarityParts(turned.matrix.transpose(-1, -2), turned.value)
+    if a.whole.shape != b.whole.shape or a.whole.ndim != 2:
+        raise InputError(
+            f"similarity: expected embeddings of one size, got {tuple(a.whole.shape[1:])} and {tuple(b.whole.shape[1:])}"
+        )
+    lengths = product_of_lengths(a.whole, b.whole)
+    matrix = parts_along(a.parts, b.carried[0] / lengths, a.bias)
+    return SimilarityParts(matrix[None], torch.linalg.vecdot(a.whole, b.whole) / lengths)
 
 
 def _matches(a: Embedded, b: Embedded, met: Int[Tensor, " a"], *, mean: bool) -> pd.DataFrame:
@@ -260,14 +350,19 @@ def _result_of(model: LoadedModel, found: Sequence[_Similarity], *, single: bool
     figures: dict[str, Figure] = {}
     if not single:
         tables |= {"ranking": ranking, "words": _words(found)}
-        figures["ranking"] = _coloured(found, ranking)
-    figures |= {
-        "pair" if single else f"pair_{number_}": each.pair(
-            "" if single else f"{rank}. ", 0 if single else number_
-        ).figure()
-        for rank, number_, each in _ranked(found, ranking)
-    }
-    texts = [f"{as_text(each.tokens_a)} | {as_text(each.tokens_b)}" for each in found]
+        if first.images[1] is None:
+            figures["ranking"] = _coloured(found, ranking)
+    maps: list[TokenMap] = []
+    for rank, number_, each in _ranked(found, ranking):
+        name = "pair" if single else f"pair_{number_}"
+        if any(each.images):
+            rows = each.on_image()
+            assert rows[0].image is not None
+            figures[name] = drawn_on_image(rows, rows[0].image)
+            maps += [dataclasses.replace(of, title=" | ".join(each.titles)) for of in target_maps(rows)]
+        else:
+            figures[name] = each.pair("" if single else f"{rank}. ", 0 if single else number_).figure()
+    texts = [" | ".join(each.titles) for each in found]
     about = {"compares": first.function, "pooling": first.pooling}
     return Result(
         tables=tables,
@@ -275,6 +370,7 @@ def _result_of(model: LoadedModel, found: Sequence[_Similarity], *, single: bool
         if single
         else {},
         figures=figures,
+        maps=maps,
         sentences=[Sentence(first.sentence if single else _said_of_several(found, ranking), table="pairs")],
         summaries={"": _summary(first) if single else _summary_of_several(ranking)},
         **described(model, "similarity", texts, **about),
@@ -332,9 +428,9 @@ def _coloured(found: Sequence[_Similarity], ranking: pd.DataFrame) -> ColouredTe
 def _said_of_several(found: Sequence[_Similarity], ranking: pd.DataFrame) -> str:
     first = int(ranking["number"].iloc[0])
     best = found[first - 1]
-    text = cut(as_text(best.tokens_b), _TITLE)
+    text = cut(best.titles[1], _TITLE)
     pairs = counted(len(found), "pair")
-    return f"Of {pairs} of texts, number {first} (“{text}”) has the largest {best.what}: {number(best.value)}."
+    return f"Of {pairs} of {best.sides}, number {first} (“{text}”) has the largest {best.what}: {number(best.value)}."
 
 
 def _summary(of: _Similarity) -> Summary:
@@ -351,29 +447,70 @@ def _summary_of_several(ranking: pd.DataFrame) -> Summary:
 
 
 class _Embedding(NamedTuple):
-    """How the texts of one side are embedded."""
+    """How the texts or images of one side are embedded."""
 
     model: LoadedModel
-    embedder: Embedder
+    chosen: Embedder | None
+    """None for what the model itself does, with the tower that reads what is given."""
     bias: ValueBias
     kind: str
+    records: bool = True
+    """Whether it is enough to record the pass of an image, whose many tokens would each have to be carried."""
+
+    @property
+    def embedder(self) -> Embedder:
+        """How the embedding is made."""
+        return self.model.any_embedder if self.chosen is None else self.chosen
 
     def of(self, text: Text | BatchEncoding, prompt: str | None) -> Embedded:
-        """What the embedding of a text is made of.
+        """What the embedding of a text or an image is made of.
 
         Args:
             prompt: The name of one of the model's prompts, or a text; None for the model's default.
         """
+        tower = tower_for(self.model, text) if self.chosen is None else self.model
+        if tower is not self.model:
+            return self._replace(model=tower).of(text, prompt)
         model, embedder = self.model, self.embedder
+        check_followed(model.facts)
         text, length = self._prompted(text, prompt)
+        text, length_unpadded = self._padded(text)
         batch = single_text(model, text, "similarity", as_given=True)
         _ = model.verification
-        parts, whole = embedded_parts(
-            model.model, model.facts, batch.model_inputs(), embedder=embedder, bias=self.bias, prompt=length
-        )
+        inputs, image = batch.model_inputs(), patched_image(model, batch)
+        tokens, units = batch.unit_texts(model.tokenizer), None
+        if length_unpadded is not None:
+            units = torch.arange(len(tokens), device=model.device).clamp(max=length_unpadded)[None]
+            tokens = (*tokens[:length_unpadded], _PADDING)
+        parts: Tensor | HeldPass
+        if embedder.head is not None and model.reader is not None and self.records:
+            parts = held_pass(model.model, model.facts, inputs, embedder.head)
+            whole = wide(parts.returned)
+        else:
+            parts, whole = embedded_parts(
+                model.model, model.facts, inputs, embedder=embedder, bias=self.bias, prompt=length, units=units
+            )
         return Embedded(
-            batch.unit_texts(model.tokenizer), parts, whole, embedder, self._compared(batch).to(whole.device)
+            tokens, parts, whole.detach(), embedder, self._compared(batch).to(whole.device), image, self.bias
         )
+
+    def _padded(self, text: Any) -> tuple[Any, int | None]:
+        """A text as a whole model reads it whose tokenizer makes no mask, and the length of the text without padding.
+
+        Such a model cannot tell padding from a text: it has been trained on texts of one length (SigLIP).
+        """
+        model = self.model
+        tokenizer, length = model.tokenizer, model.max_length
+        fixed = (
+            model.of_tower is not None and model.reader is None and "attention_mask" not in tokenizer.model_input_names
+        )
+        if not fixed or length is None or not isinstance(text, str) or tokenizer.pad_token_id is None:
+            return text, None
+        require_unicode(text)
+        own = len(encoded(tokenizer, text)["input_ids"])
+        if own >= length:
+            return text, None
+        return tokenizer(text, padding="max_length", max_length=length), own
 
     def _compared(self, batch: Batch) -> Bool[Tensor, "1 token"]:
         late = self.embedder.late

@@ -176,8 +176,8 @@ class HeldPass:
         return self.sources[-1].token_mask
 
     @property
-    def returned(self) -> Float[Tensor, "batch token model"]:
-        """The last hidden vectors that the model returns."""
+    def returned(self) -> Float[Tensor, "batch *token model"]:
+        """The last hidden vectors that the model returns; of a head that makes embeddings, these."""
         returned = returned_vectors(self.output)
         assert returned is not None
         return full_precision(returned)
@@ -417,8 +417,8 @@ def held_translation(model: PreTrainedModel, inputs: Mapping[str, Tensor], *, th
 class Carried(NamedTuple):
     """What sources contribute to the vectors that a model returns."""
 
-    parts: Float[Tensor, "source batch token model"]
-    vectors: Float[Tensor, "batch token model"]
+    parts: Float[Tensor, "source batch *token model"]
+    vectors: Float[Tensor, "batch *token model"]
     """The vectors themselves."""
     check: Bound
     """The largest error that rounding explains."""
@@ -433,6 +433,7 @@ def carried_pass(
     bias: bool,
     credited: bool = False,
     visit: Callable[[Float[Tensor, "source batch token model"]], None] = lambda _parts: None,
+    head: PreTrainedModel | None = None,
 ) -> Carried:
     """Run a model once, and carry what some sources contribute through its code, with everything held fixed.
 
@@ -446,6 +447,7 @@ def carried_pass(
         bias: Whether to carry what all biases contribute, as one more source.
         credited: Whether the value biases of the first layer belong to the tokens whose values they are added to.
         visit: Receives the parts after every layer.
+        head: A model that contains `model`; it is run instead, and the sources are carried to what it returns.
 
     Raises:
         InputError: If the vectors that the model returns are not an affine map of its tokens' vectors.
@@ -461,11 +463,11 @@ def carried_pass(
         exit_.enter_context(model_code(model))
         exit_.enter_context(carrier.calls)
         exit_.enter_context(mode)
-        output = model(**inputs)
+        output = (model if head is None else head)(**inputs)
     returned = returned_vectors(output)
     assert returned is not None
     if kind_of(returned) is not Kind.LINEAR:
-        held_pass(model, facts, inputs)  # which says why
+        held_pass(model, facts, inputs, head)  # which says why
         raise not_affine(_name(model), _because(returned))
     with torch.inference_mode():
         bound = _bound(model)

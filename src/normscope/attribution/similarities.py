@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.attribution.embeddings import embedding, parts_of_embedding
-from normscope.attribution.passes import held_pass
+from normscope.attribution.passes import HeldPass, held_pass
 from normscope.attribution.scalars import attribute_scalars
 from normscope.attribution.vectors import pooled_vectors
 from normscope.maths.choices import SimilarityFunction, ValueBias
@@ -76,7 +76,7 @@ def embedded_parts(
     def weights(hidden: Tensor, mask: Tensor) -> Tensor | None:
         return embedder.weights(hidden, mask, prompt)
 
-    return parts_of_embedding(embedder, *pooled_vectors(model, facts, inputs, weights, bias, units))
+    return parts_of_embedding(embedder, *pooled_vectors(model, facts, inputs, weights, bias, units, embedder.head))
 
 
 def sums_of_pairs(
@@ -139,6 +139,24 @@ def compared(
     if function is SimilarityFunction.dot:
         return SimilarityParts(parts_a @ parts_b.transpose(-1, -2), torch.linalg.vecdot(whole_a, whole_b))
     return cosine_parts(parts_a, whole_a, parts_b, whole_b)
+
+
+def parts_along(
+    passed: HeldPass, vectors: Float[Tensor, "vector made"], bias: ValueBias = ValueBias.token
+) -> Float[Tensor, "source vector"]:
+    """⟨P_k, v⟩ for what each token, and last the bias, contributes to an embedding, in float64.
+
+    No P_k is built: each vector v takes one backward pass, however many tokens there are.
+
+    Args:
+        passed: A pass of one input that has returned its embedding.
+        vectors: The vectors v.
+        bias: Where the value biases of the first layer go.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        scalars = vectors.clone() @ wide(passed.returned)[0]
+    found = attribute_scalars(passed, scalars, bias)
+    return torch.cat([found.scores, (found.bias + found.remainder)[:, None]], dim=1).T
 
 
 class Scored(NamedTuple):

@@ -104,6 +104,7 @@ def pooled_vectors(
     weights: Callable[[Float[Tensor, "batch token model"], Bool[Tensor, "batch token"]], Tensor | None],
     bias: ValueBias,
     units: Int[Tensor, "batch token"] | None = None,
+    head: PreTrainedModel | None = None,
 ) -> tuple[Float[Tensor, "batch source *token model"], Float[Tensor, "batch *token model"]]:
     """Σ_i w_i x_{i⇐k}: what each token, and last the bias, contribute to a pooled vector; and the pooled vector itself.
 
@@ -116,6 +117,7 @@ def pooled_vectors(
         bias: Where the value biases of the first layer go.
         units: The source that each token belongs to, if sources are not tokens, and −1 at padding; of no source, if only the
             bias is wanted.
+        head: A model that contains `model` and returns pooled vectors; there are no weights then.
 
     Returns:
         Both in float64.
@@ -125,7 +127,7 @@ def pooled_vectors(
     sources = None if units is None else int(units.max()) + 1
     found, whole = [], None
     for group in _groups(facts, inputs, sources):
-        vectors, hidden, check = carried(model, facts, inputs, group, bias, units=units)
+        vectors, hidden, check = carried(model, facts, inputs, group, bias, units=units, head=head)
         chosen = weights(hidden, mask)
         pooling = None if chosen is None else wide(chosen)
         whole = pooled(pooling, wide(hidden))
@@ -163,6 +165,7 @@ def carried(
     bias: ValueBias,
     visit: Callable[[Tensor], None] | None = None,
     units: Int[Tensor, "batch token"] | None = None,
+    head: PreTrainedModel | None = None,
 ) -> Carried:
     """x_{i⇐k} of some sources k, at the vectors that the model returns, and these vectors.
 
@@ -172,6 +175,7 @@ def carried(
         visit: Called with the vectors after every layer.
         units: The source that each token belongs to, if sources are not tokens: the model is linear, so it carries the sum of
             their vectors like each of them.
+        head: See `pooled_vectors`.
     """
     ids = inputs["input_ids"]
     of_token = torch.arange(ids.shape[1], device=ids.device) if units is None else units
@@ -184,5 +188,6 @@ def carried(
         own.to(model.dtype),
         bias=sources.bias,
         credited=bias is ValueBias.decompx,
+        head=head,
         **({} if visit is None else {"visit": visit}),
     )

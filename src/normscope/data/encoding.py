@@ -252,7 +252,10 @@ def _check(model: ReadsTokens, options: DatasetOptions, longest: int | None, *, 
     given = options.kind if options.kind in (DatasetKind.images, DatasetKind.audio) else None
     if given is not (None if model.reader is None else model.reader.kind):
         reads, expected = ("texts", "text") if model.reader is None else (model.reader.kind, model.reader.kind)
-        raise InputError(f"dataset={options.kind}: {model.name} reads {reads}; set dataset={expected} and dataset.path")
+        other = "" if model.tower is None else f", or model.tower={'image' if given is DatasetKind.images else 'text'}"
+        raise InputError(
+            f"dataset={options.kind}: {model.name} reads {reads}; set dataset={expected} and dataset.path{other}"
+        )
     if model.max_length is not None and longest is not None and longest > model.max_length:
         raise InputError(
             f"dataset.max_length={options.max_length}: expected at most {model.max_length}, the maximum of {model.name}"

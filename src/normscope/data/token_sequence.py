@@ -342,6 +342,11 @@ class ReadsTokens(Protocol):
         """What makes its inputs of texts with images, if it reads these as well as texts."""
         ...
 
+    @property
+    def tower(self) -> str | None:
+        """Which part of a model that embeds images and texts it is; None for any other."""
+        ...
+
 
 T = TypeVar("T")
 

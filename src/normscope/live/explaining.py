@@ -5,11 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from normscope.api.attributed_scores import attribute
-from normscope.api.decomposition import decompose
 from normscope.errors import InputError, escaped, one_line
-from normscope.live.answers import aimed
-from normscope.live.predictions import prediction_of
+from normscope.live.images import image_explained
 from normscope.live.session import Session
 from normscope.live.texts import Limit, as_given, count_of, require_kind
 from normscope.models.load.loaded import LoadedModel
@@ -71,14 +68,8 @@ def explain(options: RunOptions, text: str, folder: Path, question: str = "") ->
 
 
 def _image_explained(model: LoadedModel, image: Path | tuple[Path, str], folder: Path) -> Path:
-    """Print which patches, and which words of a question, an answer comes from; of a model that computes no answer, what tokens
-    take from patches; and write the page."""
-    predicted = prediction_of(model, image)
-    if predicted.choices:
-        target, against = aimed(predicted, "", "")
-        found = attribute(model, image, target, against=against or None)
-    else:
-        found = decompose(model, image)
+    """Print what a model makes of an image, and of a question about it, and write the page."""
+    found = image_explained(model, image)
     print(f"\n{found}\n")
     return _written(folder, report.page(found))
 

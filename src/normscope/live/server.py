@@ -32,13 +32,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from normscope.errors import InputError, one_line, printable
 from normscope.live.engine import Busy, Outdated
 from normscope.live.session import Session
-from normscope.reporting.page.live_page import POLICY, REFUSED, live_page
+from normscope.reporting.page.live_page import POLICY, REFUSED
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 """Hosts that only this machine reaches."""
 TOKEN_HEADER = "x-normscope-token"
 LARGEST_BODY = 1_000_000
 """Bytes of a request."""
+LARGEST_IMAGE = 20_000_000
+"""Bytes of a file with an image."""
 _DRAINED = 200_000_000
 """Bytes of a larger one that are read and dropped, so that its sender gets to read the answer."""
 CONNECTIONS = 64
@@ -267,7 +269,7 @@ def app(session: Session, access: Access) -> Starlette:
     async def page(request: Request) -> Response:
         if access.has_login(request):
             if access.framed and request.headers.get("sec-fetch-dest") != "document":
-                return HTMLResponse(live_page(session.about()))
+                return HTMLResponse(session.page())
             response = RedirectResponse("/", 303)  # browsers keep what follows the #
             response.set_cookie(cookie(request), access.token, httponly=True, samesite="strict")
             return response
@@ -276,7 +278,7 @@ def app(session: Session, access: Access) -> Starlette:
         except Refusal as error:
             session.report_once(f"{error.status}", str(error))
             return HTMLResponse(REFUSED, error.status)
-        return RedirectResponse("/", 303) if request.url.query else HTMLResponse(live_page(session.about()))
+        return RedirectResponse("/", 303) if request.url.query else HTMLResponse(session.page())
 
     async def answer(request: Request) -> Response:
         access.check_token(request)
@@ -286,6 +288,12 @@ def app(session: Session, access: Access) -> Starlette:
         except InputError as error:  # of a text, and not of the request: a text is empty while it is typed
             session.report(error)
             return _Json({"error": str(error)})
+
+    async def image(request: Request) -> Response:
+        access.check_token(request)
+        content = await _body(request, "application/octet-stream", LARGEST_IMAGE)
+        name, text = (request.query_params.get(key, "") for key in ("name", "text"))
+        return HTMLResponse(await _while_connected(request, session.image(content, name, text)))
 
     def guarded(handle: Handler) -> Handler:
         async def respond(request: Request) -> Response:
@@ -309,6 +317,7 @@ def app(session: Session, access: Access) -> Starlette:
     routes = [
         Route("/", guarded(page)),
         Route("/answer", guarded(answer), methods=["POST"]),
+        Route("/image", guarded(image), methods=["POST"]),
         Route("/saved", guarded(functools.partial(_saved, session, access)), methods=["POST"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: unknown})
@@ -365,21 +374,21 @@ async def _left(request: Request) -> None:
         pass
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, expected: str = "application/json", largest: int = LARGEST_BODY) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # which other sites' pages cannot send without asking
-        raise Refusal(415, f"Content-Type {kind[:40]!r}: expected application/json")
+    if kind != expected:  # which other sites' pages cannot send without asking
+        raise Refusal(415, f"Content-Type {kind[:40]!r}: expected {expected}")
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
-        if size <= LARGEST_BODY:
+        if size <= largest:
             parts.append(part)
         elif size > _DRAINED:
             break
         else:
             parts.clear()
-    if size > LARGEST_BODY:
-        raise Refusal(413, f"request: expected at most {LARGEST_BODY:,} bytes")
+    if size > largest:
+        raise Refusal(413, f"request: expected at most {largest:,} bytes")
     return b"".join(parts)
 
 

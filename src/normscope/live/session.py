@@ -6,20 +6,27 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from normscope.errors import InputError, message
+from normscope.errors import InputError, cut, message
 from normscope.live.answers import Answers
-from normscope.live.engine import Engine
+from normscope.live.engine import Ask, Engine
+from normscope.live.images import image_explained
 from normscope.live.request import PARTS, read_request, read_state
 from normscope.live.texts import Limit, opening
 from normscope.maths.choices import AttentionRule
+from normscope.models.load.input_reading import opened
 from normscope.models.load.loaded import LoadedModel
+from normscope.reporting.page import report
 from normscope.reporting.page.explorer import about_measures
-from normscope.reporting.page.live_page import live_page
+from normscope.reporting.page.live_page import live_page, live_page_of_images
 from normscope.results.codes import METHODS
 from normscope.streams import Progress, no_bar
+
+_NAME = 80
+"""Characters of the name of a file that are shown."""
 
 
 class Session:
@@ -51,6 +58,35 @@ class Session:
     def about(self) -> dict[str, Any]:
         """What the page's scripts need to know before they ask."""
         return {"models": [_about(model) for model in self.models], "methods": METHODS, **about_measures()}
+
+    def page(self) -> str:
+        """The page that is served."""
+        model = self.models[0]
+        if model.reader is None:
+            return live_page(self.about())
+        return live_page_of_images(*_named(model), compares=model.of_tower is not None)
+
+    def image(self, content: bytes, name: str, text: str) -> "Future[str]":
+        """The page of an image, once it is computed.
+
+        Args:
+            content: The file.
+            name: Its name.
+            text: What the image is compared with; empty for nothing.
+
+        Raises:
+            InputError: If the model reads texts, or too many requests wait.
+        """
+        model = self.models[0]
+        if model.reader is None:
+            raise InputError(f"image: expected a text, which {model.name} reads")
+
+        def compute(_turn: object) -> str:
+            opened_image, _ = opened(content)
+            opened_image.filename = cut(Path(name).name, _NAME)
+            return report.page(image_explained(model, opened_image, text))
+
+        return self.engine.submit(Ask(None, 0), object(), compute)
 
     def saved_page(self, state: object, when: str = "") -> str:
         """The page as it shows a state, in one file that needs no server.
@@ -119,9 +155,14 @@ class Session:
             print(f"{message(InputError(line))} (printed once)", file=sys.stderr, flush=True)
 
 
+def _named(model: LoadedModel) -> tuple[str, str]:
+    """A model's name, and what it is."""
+    name, _, facts = repr(model).removeprefix("LoadedModel(").removesuffix(")").partition(": ")
+    return name, facts
+
+
 def _about(model: LoadedModel) -> dict[str, Any]:
-    shown = repr(model).removeprefix("LoadedModel(").removesuffix(")")
-    name, _, facts = shown.partition(": ")
+    name, facts = _named(model)
     return {
         "name": name,
         "facts": facts,

@@ -6,6 +6,7 @@ choice is held fixed.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -60,7 +61,7 @@ class Embedder:
     """How embeddings are made from the last hidden vectors, and what they are compared by."""
 
     pooling: Pooling | None
-    """None for late interaction, in which texts keep a vector for each token."""
+    """None for late interaction, in which texts keep a vector for each token, and with `head`."""
     modules: Sequence[nn.Module] = ()
     """What follows pooling, in order. Each reads and returns a tensor."""
     function: SimilarityFunction = SimilarityFunction.cosine
@@ -72,7 +73,9 @@ class Embedder:
     pools_prompt: bool = True
     """Whether the tokens of a prompt are pooled."""
     late: LateInteraction | None = None
-    """Set if `pooling` is None."""
+    """Set for late interaction."""
+    head: Any = None
+    """A model around the base model that returns embeddings: its own code pools. None if pooling and modules make them."""
 
     @property
     def prompt_of_query(self) -> str:
@@ -114,7 +117,7 @@ class Embedder:
 
     def weights(
         self,
-        hidden: Float[Tensor, "batch token model"],
+        hidden: Float[Tensor, "batch *token model"],
         token_mask: Bool[Tensor, "batch token"],
         prompt: int | Int[Tensor, " batch"] | None = None,
     ) -> Tensor | None:
@@ -128,7 +131,7 @@ class Embedder:
         return pooling_weights(self.pooling, mask, hidden)
 
 
-def pooled(weights: Tensor | None, hidden: Float[Tensor, "batch token model"]) -> Float[Tensor, "batch *token model"]:
+def pooled(weights: Tensor | None, hidden: Float[Tensor, "batch *given model"]) -> Float[Tensor, "batch *token model"]:
     """Pooled vectors; without pooling, those of all tokens.
 
     Args:
@@ -140,7 +143,7 @@ def pooled(weights: Tensor | None, hidden: Float[Tensor, "batch token model"]) -
 
 
 def pooled_parts(
-    weights: Tensor | None, vectors: Float[Tensor, "source batch token model"]
+    weights: Tensor | None, vectors: Float[Tensor, "source batch *given model"]
 ) -> Float[Tensor, "batch source *token model"]:
     """What each source contributes to pooled vectors.
 

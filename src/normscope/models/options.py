@@ -33,6 +33,13 @@ class ModelStack(enum.StrEnum):
     cross = "cross"
 
 
+class Tower(enum.StrEnum):
+    """Which part of a model that embeds images and texts is analysed."""
+
+    image = "image"
+    text = "text"
+
+
 @dataclass
 class ModelOptions(Options):
     """Which model is analysed."""
@@ -52,6 +59,9 @@ class ModelOptions(Options):
     pin: Pin = field(default_factory=Pin)
     stack: ModelStack | None = None
     """Which attention of an encoder–decoder to analyse; by default, the encoder's."""
+    tower: Tower | None = None
+    """Which part of a model with an image and a text tower, such as CLIP, to analyse; by default, the image tower if the model
+    comes with a processor of images."""
     tokenizer: PathText | None = None
     """Hub name or local folder of another tokenizer."""
     factory: Annotated[str | None, RUNS_CODE] = None

@@ -18,7 +18,7 @@ from normscope.results.measures import Family, title
 
 
 def model_label(options: ModelOptions) -> str:
-    """A model's name without its organisation or folder, and what else distinguishes it: revision, training step, stack."""
+    """A model's name without its organisation or folder, and what else distinguishes it: revision, step, stack, tower."""
     path = Path(options.name)
     label = path.name or options.name
     if step_in(label) is not None and not without_step(label):  # checkpoint-500 of any training
@@ -29,7 +29,7 @@ def model_label(options: ModelOptions) -> str:
         label += f" step {options.step}"
     if options.random_init:
         label += " (random)"
-    return label if options.stack is None else f"{label} {options.stack}"
+    return " ".join([label, *(each for each in (options.stack, options.tower) if each is not None)])
 
 
 def _abbreviated(revision: str) -> str:

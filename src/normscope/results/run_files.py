@@ -44,6 +44,7 @@ FACTS: Mapping[str, Fact] = {
     "command": Fact("string", "The command line; for a job of a sweep, one that runs this job alone."),
     "model": Fact("string", "Name of the model."),
     "model_revision": Fact("string", "Commit of the model on the Hub."),
+    "tower": Fact("string", "Which part of a model that embeds images and texts was measured: `image` or `text`."),
     "model_sha256": Fact("string", "Digest of the weights that were measured, wherever they came from."),
     "files_sha256": Fact(
         "string", "Digest of the weight files; null for weights of other origins, or with an adapter."

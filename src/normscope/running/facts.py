@@ -38,6 +38,7 @@ def facts_of(run: Run) -> dict[str, object]:
         "command": run.command,
         "model": model.name,
         "model_revision": model.revision,
+        **({} if model.tower is None else {"tower": str(model.tower)}),
         **_of_weights(run),
         "training_step": training_step(vars(options.model), model.folder),
         "device": str(model.device),

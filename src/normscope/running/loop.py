@@ -238,9 +238,9 @@ def require_examples(plan: Plan, counts: CorpusCounts) -> None:
 
 def _announce(plan: Plan) -> None:
     model = plan.model
-    elsewhere = offloaded_to(model.model)
+    elsewhere, tower = offloaded_to(model.model), "" if model.tower is None else f"{model.tower} tower, "
     say_detail(
-        f"{model.name}: {_layers_of(model.facts)} on {model.device}, {number_format(model.model)}",
+        f"{model.name}: {tower}{_layers_of(model.facts)} on {model.device}, {number_format(model.model)}",
         *(["random weights"] if plan.options.model.random_init else []),
         *([f"weights offloaded to {' and '.join(elsewhere)}"] if elsewhere else []),
         f"matches the untouched model to {number(plan.verification.error, digits=2)}",

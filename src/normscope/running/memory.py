@@ -51,7 +51,10 @@ def _run_model(observer: Observer, batch: Batch, analyses: Sequence[Analysis]) -
 
     def visit_hidden(layer: int, vectors: Tensor) -> None:
         for analysis in analyses:
-            analysis.update_hidden(layer, vectors, batch)
+            if layer > observer.facts.layers:
+                analysis.update_returned(vectors, batch)
+            else:
+                analysis.update_hidden(layer, vectors, batch)
 
     inputs = batch.host.model_inputs()
     observer.run(batch.model_inputs(), visit, visit_hidden, visit_feed_forward, on_host=inputs, check=Check.SOME)

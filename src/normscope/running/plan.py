@@ -17,6 +17,7 @@ from normscope.data.corpora import NumberedCorpus, PairsOf, arranged, open_corpu
 from normscope.data.encoders import NO_PROMPTS
 from normscope.data.encoding import Encoder
 from normscope.data.examples import Corpus, CorpusCounts, Example
+from normscope.data.nouns import TEXTS
 from normscope.data.options import DatasetKind, DatasetOptions, Level
 from normscope.data.resources import Prepared, Readers, ResourceContext, prepare_resources
 from normscope.data.token_sequence import Segmenter
@@ -377,7 +378,9 @@ def _annotated_categories(options: DatasetOptions, inputs: Inputs) -> tuple[str,
 def _observer(model: LoadedModel, layers: Sequence[int], needs: Iterable[Requirements]) -> Observer:
     """An observer of exactly what the analyses need; the forward pass ends after the last of it."""
     needs = list(needs)
-    hidden = range(model.layers + 1) if any(requirements.hidden for requirements in needs) else ()
+    hidden = {*range(model.layers + 1)} if any(requirements.hidden for requirements in needs) else set()
+    if model.reader is not None and any(requirements.returned for requirements in needs):
+        hidden |= {model.layers, model.layers + 1}
     every = any(requirements.all_layers for requirements in needs)
     feed_forward = any(requirements.feed_forward for requirements in needs)
     layers = model.facts.attends if every else layers
@@ -393,7 +396,8 @@ def _context(
     layers: list[int],
     categories: list[str],
 ) -> AnalysisContext:
-    texts = TokenTexts(model.tokenizer)
+    texts, reader = TokenTexts(model.tokenizer), model.reader
+    before = () if reader is None else map(model.tokenizer.convert_tokens_to_ids, reader.before)
     return AnalysisContext(
         layers=layers,
         categories=categories,
@@ -401,7 +405,7 @@ def _context(
         names=encoder.categories.names,
         vocabulary=Vocabulary(
             size=min(len(model.tokenizer), model.vocabulary),
-            special=encoder.categories.special,
+            special=encoder.categories.special.union(before),
             mask=model.tokenizer.mask_token_id,
             first=encoder.first_token,
             text=lambda token: texts.of([token])[0],
@@ -411,6 +415,8 @@ def _context(
         width=model.facts.width,
         depth=model.layers,
         files_sha256=model.files_sha256,
+        nouns=TEXTS if reader is None else reader.nouns,
+        input_length=None if reader is None else reader.length,
         observed=ObservedStack(model.model, model.facts),
         own_embedder=lambda: model.embedder,
         dtype=model.model.dtype,

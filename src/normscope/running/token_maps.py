@@ -191,10 +191,10 @@ def _notes(texts: Sequence[ExplorerText], made: Sequence[TokenMap], left_out: Se
             f"{counted(len(cut), 'text is', 'texts are')} truncated to at most {longest} tokens (report.tokens)"
         )
     if blocks:
-        notes.append(f"{counted(len(blocks), 'text is', 'texts are')} shown without individual heads")
+        notes.append(f"{counted(len(blocks), 'example is', 'examples are')} shown without individual heads")
     if left_out:
         notes.append(
-            f"{counted(len(left_out), 'more text is', 'more texts are')} left out because the report would be "
+            f"{counted(len(left_out), 'more example is', 'more examples are')} left out because the report would be "
             "too large (report.examples)"
         )
     return notes

@@ -164,6 +164,26 @@ DECLARED = Declared(
             rows=(LAYER, HEAD), values=_dispersion("‖f(x)‖", "all tokens, whatever categories are reported")
         ),
         "input_dispersion": Table(rows=(LAYER,), values=_dispersion("‖x‖", "all tokens")),
+        "returned": Table(
+            rows=(
+                Axis(
+                    "place",
+                    "`before`: what leaves the last layer; `after`: what the model returns, after its last norm if it has one.",
+                    titles={"before": "before the last norm", "after": "after the last norm"},
+                ),
+                Axis("category", "Category of the token; `all` stands for every token."),
+            ),
+            per="place and category, of images",
+            values={
+                "mean": in_stream("Mean norm of the vectors over all tokens."),
+                "max": in_stream("Largest norm of a token."),
+                "high": Column(
+                    "Share of the tokens whose norm is more than twice the median over the tokens of their image.",
+                    label="share of high-norm tokens",
+                ),
+                "count": Column("Number of tokens.", kind="whole"),
+            },
+        ),
         "singular_values": Table(
             rows=(LAYER, HEAD, Axis("index", "Place of the value, from 1 for the largest.", kind="whole")),
             per="layer, head and singular value",
@@ -222,6 +242,18 @@ DECLARED = Declared(
             label="sum of ‖αf(x)‖ under equal weights",
         ),
         *_variation("x", "‖x‖", "input_dispersion", ("layer",)),
+        Rollup(
+            "returned/<place>/<category>",
+            "Of images: mean norm of the vectors before and after the last norm.",
+            of="returned.mean",
+            label="mean norm",
+        ),
+        Rollup(
+            "high/<place>/<category>",
+            "Of images: share of the tokens whose norm is more than twice the median of their image.",
+            of="returned.high",
+            label="share of high-norm tokens",
+        ),
         *(
             Rollup(
                 f"singular_values/ratio_{how}",

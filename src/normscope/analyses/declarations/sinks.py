@@ -32,7 +32,8 @@ class SinksOptions(AnalysisConfig):
     """What to measure sink rates on: sequences of the corpus (`text`), random tokens in their place (`random`), or one random
     token in place of all others (`repeat`)."""
     length: Annotated[int, Field(ge=2)] = 64
-    """Number of tokens T of every sequence: longer ones are truncated, shorter ones skipped and counted."""
+    """Number of tokens T of every sequence: longer ones are truncated, shorter ones skipped and counted. Images and audio are
+    measured whole."""
     epsilon: Share = 0.3
     """A key is a sink of a head if its mean weight over the queries that see it exceeds this."""
     sequences: Count = 100
@@ -61,6 +62,11 @@ class SinksOptions(AnalysisConfig):
         Raises:
             InputError: If `dataset.max_length` cuts every sequence below `length`.
         """
+        if run.dataset.kind in ("images", "audio") and self.length != SinksOptions.length:
+            raise InputError(
+                f"analysis.sinks.length={self.length}: expected none with dataset={run.dataset.kind}, which is measured whole; "
+                "leave it out"
+            )
         longest = run.dataset.max_length
         if longest is not None and longest < self.length:
             raise InputError(

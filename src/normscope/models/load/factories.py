@@ -58,7 +58,9 @@ class BuiltModel:
 
     def _wrapped(self) -> LoadedModel:
         stack = self._options.stack
-        return wrap_model(self._module, stack=None if stack is None else stack.value, **self._arguments)
+        return wrap_model(
+            self._module, stack=None if stack is None else stack.value, tower=self._options.tower, **self._arguments
+        )
 
 
 def _built(factory: str) -> tuple[nn.Module, dict[str, Any]]:

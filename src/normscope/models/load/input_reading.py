@@ -2,6 +2,8 @@
 
 import dataclasses
 import inspect
+import io
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from transformers.image_processing_utils import BaseImageProcessor
 from transformers.modeling_utils import PreTrainedModel
 from transformers.processing_utils import ProcessorMixin
 
+from normscope.data.nouns import IMAGES, RECORDINGS, VECTORS, Nouns
 from normscope.data.options import DatasetKind
 from normscope.data.sounds import FRAME, HEARD, SILENCE, Sound, sound_of
 from normscope.data.token_sequence import OwnInput
@@ -26,6 +29,9 @@ Processor = BaseImageProcessor | SequenceFeatureExtractor | ProcessorMixin | Cal
 
 MEGAPIXELS = 100
 """Larger images are refused: decoded, one would take more memory than most models."""
+
+UPLOADED = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+"""Formats of images from others. Pillow hands some formats to other programs."""
 
 _IMAGES, _COLOURS = 4, 3
 """Axes of a batch of images, and the size of the second one."""
@@ -144,6 +150,23 @@ class InputReader:
         return self.positions.names
 
     @property
+    def before(self) -> tuple[str, ...]:
+        """The names of the tokens that no input changes, such as [CLS] and registers."""
+        return tuple(name for name in self.names if name.startswith("["))
+
+    @property
+    def length(self) -> int | None:
+        """How many tokens every input has; None if inputs differ."""
+        return self.positions.length
+
+    @property
+    def nouns(self) -> Nouns:
+        """How inputs and their tokens are called."""
+        if self.seconds is not None:
+            return RECORDINGS
+        return IMAGES if self.of_images else VECTORS
+
+    @property
     def categories(self) -> tuple[str, ...]:
         """The categories that tokens may have."""
         return self.positions.categories if self.seconds is None else HEARD
@@ -230,23 +253,20 @@ def opened(given: object) -> tuple[Any, str]:
     """An image in RGB, and its title.
 
     Args:
-        given: A file, a `PIL.Image`, or an array of rows × columns × channels of whole numbers from 0 to 255.
+        given: A file or its content, a `PIL.Image`, or an array of rows × columns × channels of whole numbers from 0 to 255.
 
     Raises:
         InputError: If it is none of these, cannot be read or is too large.
     """
     from PIL import Image
 
+    if isinstance(given, bytes):
+        return _decoded(io.BytesIO(given), "image", formats=UPLOADED), "image"
     if isinstance(given, str | Path):
         path = Path(given)
         if not path.is_file():
             raise InputError(f"{path}: expected an image file; there is none")
-        try:
-            with Image.open(path) as image:
-                _check_size(image.size, str(path))
-                return image.convert("RGB"), path.name
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise InputError(f"{path}: cannot read this image: {one_line(error)}") from error
+        return _decoded(path, str(path)), path.name
     if isinstance(given, Image.Image):
         _check_size(given.size, "image")
         return given.convert("RGB"), Path(getattr(given, "filename", "") or "image").name
@@ -259,6 +279,23 @@ def opened(given: object) -> tuple[Any, str]:
         "expected an image: a file, a PIL.Image, or an array of rows × columns × 3 whole numbers from 0 to 255 (uint8), got "
         + (f"an array of {given.dtype}" if isinstance(given, np.ndarray) else describe_type(given))
     )
+
+
+def _decoded(file: Path | io.BytesIO, name: str, formats: tuple[str, ...] | None = None) -> Any:
+    """An image file in RGB; its size is known before it is decoded."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # which the next line refuses
+            with Image.open(file, formats=formats) as image:
+                _check_size(image.size, name)
+                return image.convert("RGB")
+    except UnidentifiedImageError as error:
+        kinds = "a file in a format that Pillow reads" if formats is None else f"one of {', '.join(formats)}"
+        raise InputError(f"{name}: cannot read this image: expected {kinds}") from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InputError(f"{name}: cannot read this image: {one_line(error)}") from error
 
 
 def _check_size(size: tuple[int, int], name: str) -> None:

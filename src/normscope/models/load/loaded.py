@@ -29,6 +29,7 @@ from normscope.models.observe.check import Check
 from normscope.models.observe.exclusive import Exclusive
 from normscope.models.observe.observer import Observer, Visitor
 from normscope.models.observe.reading import stacks_of
+from normscope.models.options import Tower
 from normscope.models.probes import Lookups, embeddings_of, equal_tokens
 from normscope.models.prove.padding import batching_of
 from normscope.models.prove.verification import Verification, verify
@@ -119,12 +120,19 @@ class LoadedModel:
     image_texts: ImageTextReader | None = None
     """What makes inputs of texts with images, if it reads these as well as texts."""
 
+    tower: Tower | None = None
+    """Which of its towers it is, if it is part of a model that embeds images and texts."""
+
+    of_tower: "Callable[[Tower], LoadedModel] | None" = None
+    """Returns either tower of that model; None for any other model."""
+
     _exclusive: Exclusive = dataclasses.field(default_factory=Exclusive, init=False, repr=False)
 
     def __repr__(self) -> str:
         """One line: name, family, size, dtype and device, and how closely observation matches the untouched model."""
         heads = f"{'up to ' * self.facts.heads_differ}{counted(self.facts.heads, 'head')}"
-        text = f"{self.name}: {self.facts.family}, {counted(self.layers, 'layer')}, {heads}"
+        tower = "" if self.tower is None else f" ({self.tower} tower)"
+        text = f"{self.name}{tower}: {self.facts.family}, {counted(self.layers, 'layer')}, {heads}"
         proof = next((proof for proof in vars(self).values() if isinstance(proof, Verification)), None)
         matched = "" if proof is None else f", matches the untouched model to {number(proof.error, digits=2)}"
         return f"LoadedModel({escaped(text)}, {number_format(self.model)} on {self.device}{matched})"
@@ -204,6 +212,11 @@ class LoadedModel:
             InputError: If the model's files do not say, or name something that cannot be split into parts.
         """
         embedder = self.any_embedder
+        if embedder.head is not None:
+            raise InputError(
+                f"pooling: the embeddings of {self.name} are made by its own code from one text or image at a time; compare "
+                f"them with normscope.similarity, or set pooling to one of {', '.join(Pooling)}"
+            )
         if embedder.pooling is None:
             raise InputError(
                 f"pooling: {self.name} keeps a vector for each token (late interaction), expected one embedding for each text; "

@@ -30,9 +30,17 @@ from normscope.models.load.image_text_loading import image_text_model, read_text
 from normscope.models.load.loaded import Drawn, LoadedModel
 from normscope.models.load.task_heads import Head, has_head, head_class, task_head
 from normscope.models.load.tokenizer_loading import check_tokenizer, load_tokenizer, longest_input, read_tokenizer
-from normscope.models.load.vector_loading import facts_of_inputs, read_processor, speech_model, tower_of, vector_model
-from normscope.models.observe.reading import facts_of_config
-from normscope.models.options import DeviceOptions, ModelOptions
+from normscope.models.load.towers import check_tower, has_towers, text_part, two_towers
+from normscope.models.load.vector_loading import (
+    facts_of_inputs,
+    processor_in,
+    read_processor,
+    speech_model,
+    tower_of,
+    vector_model,
+)
+from normscope.models.observe.reading import facts_of_config, facts_without_numbers, observed_stack, refusal_explained
+from normscope.models.options import DeviceOptions, ModelOptions, Tower
 from normscope.models.probes import embeddings_of, padding_of
 from normscope.models.stored.config_checks import (
     bounded_modules,
@@ -95,9 +103,14 @@ def open_model(options: ModelOptions) -> "OpenedModel":
     if source.is_adapter:
         adapter, source = source, _base_of(source, options)
     config = _pretrained_config(source, options)
+    check_tower(config, options.tower)
+    tower = _tower(source, options) if has_towers(config) else None
+    stack: StackName | None = None if options.stack is None else options.stack.value
+    if tower is not None:
+        observed_stack(config, stack)  # which has none
     text = text_config(config)
     if options.random_init:
-        config = text
+        config = text if tower is None else config
         vars(config).pop("quantization_config", None)  # random weights are not quantised
     for each in (config, text):
         check_not_quantised(each)
@@ -109,15 +122,36 @@ def open_model(options: ModelOptions) -> "OpenedModel":
     if not options.random_init:
         check_pickles(source.folder, options.name)
         check_size(config, source.folder, options.name)
-    processor = read_processor(text, source.folder, options.name)
-    stack: StackName | None = None if options.stack is None else options.stack.value
+    if tower is Tower.image:
+        processor = processor_in(source.folder, options.name, images=True)
+    else:
+        processor = read_processor(text, source.folder, options.name)
     if processor is not None:
-        facts = facts_of_inputs(text, processor, options.name, stack)
-        return OpenedModel(options, config, facts, source, adapter, processor)
+        facts = facts_of_inputs(text if tower is None else config, processor, options.name, stack)
+        return OpenedModel(options, config, facts, source, adapter, processor, tower)
+    if tower is not None:
+        return OpenedModel(options, config, _facts_of_texts(config, options.name), source, adapter, tower=tower)
     facts = facts_of_config(text, stack)
     plain = options.random_init or adapter is not None
     text_processor = None if plain else read_text_processor(config, source.folder, options.name)
     return OpenedModel(options, config, facts, source, adapter, text_processor=text_processor)
+
+
+def _facts_of_texts(config: PretrainedConfig, name: str) -> ModelFacts:
+    """What the text tower is of a model that embeds images and texts."""
+    with refusal_explained(name):
+        return facts_without_numbers(config, text_part)
+
+
+def _tower(source: Source, options: ModelOptions) -> Tower:
+    """The tower that the options name; by default that of images, if the files have a processor of these."""
+    if options.tower is not None:
+        return options.tower
+    try:
+        processor_in(source.folder, options.name, images=True)
+    except InputError:
+        return Tower.text
+    return Tower.image
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +167,8 @@ class OpenedModel:
     """The files of a PEFT adapter to merge into it; None without one."""
     processor: Any = None
     """Makes its inputs, if it reads images or audio; None for a model of texts."""
+    tower: Tower | None = None
+    """Which tower is observed of a model that embeds images and texts; None for any other model."""
     text_processor: Any = None
     """Makes its inputs of texts with images, if it reads these."""
 
@@ -174,16 +210,47 @@ class OpenedModel:
             whole = model.to(target).eval().requires_grad_(False)
             settings = _generation(self.source.folder)
             return self._with_origin(speech_model(whole, self.processor, tokenizer, name, settings))
+        if self.tower is not None:
+            return self._either_tower(model.to(target).eval().requires_grad_(False), self.tower, tokenizer)
         if self.processor is not None:
             tower = tower_of(model).to(target).eval().requires_grad_(False)
             load_head = functools.partial(self._head, model=tower, whole=None)
             return self._with_origin(vector_model(tower, self.processor, name, load_head))
-        check_shape(model, self.facts, name)
-        tokenizer = self._tokenizer(tokenizer, model)
         if self.text_processor is not None and whole is not None and device.map is None:
+            check_shape(model, self.facts, name)
+            tokenizer = self._tokenizer(tokenizer, model, self.facts)
             whole = whole.to(target).eval().requires_grad_(False)
             run_experts_in_float64(whole)
             return self._with_origin(image_text_model(whole, self.text_processor, name, tokenizer))
+        return self._of_texts(model, self.facts, whole, target, tokenizer)
+
+    def _either_tower(
+        self, whole: PreTrainedModel, tower: Tower, tokenizer: PreTrainedTokenizerBase | None
+    ) -> LoadedModel:
+        """One tower of a model that embeds images and texts, and the other when it is needed."""
+
+        def image() -> LoadedModel:
+            processor = self.processor or processor_in(self.source.folder, self.options.name, images=True)
+            return self._with_origin(vector_model(tower_of(whole), processor, self.options.name, lambda _head: None))
+
+        def text() -> LoadedModel:
+            facts = _facts_of_texts(self.config, self.options.name)
+            return self._of_texts(text_part(whole), facts, None, execution_device(whole), tokenizer)
+
+        return two_towers(whole, tower, {Tower.image: image, Tower.text: text})
+
+    def _of_texts(
+        self,
+        model: PreTrainedModel,
+        facts: ModelFacts,
+        whole: PreTrainedModel | None,
+        target: torch.device,
+        tokenizer: PreTrainedTokenizerBase | None,
+    ) -> LoadedModel:
+        """A model of texts with its tokenizer."""
+        name = self.options.name
+        check_shape(model, facts, name)
+        tokenizer = self._tokenizer(tokenizer, model, facts)
         run_experts_in_float64(model)
         if not is_offloaded(model):
             model.to(target)
@@ -191,10 +258,10 @@ class OpenedModel:
             LoadedModel(
                 model=model.eval().requires_grad_(False),
                 tokenizer=tokenizer,
-                facts=self.facts,
+                facts=facts,
                 name=name,
                 revision=None,
-                max_length=longest_input(model, self.facts, tokenizer, self._longest_text),
+                max_length=longest_input(model, facts, tokenizer, self._longest_text),
                 load_head=lambda head: self._head(head, model, whole),
                 rule=rule_of(None if self.options.random_init else self._named.whole, name),
             )
@@ -213,15 +280,17 @@ class OpenedModel:
         """The files that the options name: those of the adapter if it is one."""
         return self.source if self.adapter is None else self.adapter
 
-    def _tokenizer(self, given: PreTrainedTokenizerBase | None, model: PreTrainedModel) -> PreTrainedTokenizerBase:
+    def _tokenizer(
+        self, given: PreTrainedTokenizerBase | None, model: PreTrainedModel, facts: ModelFacts
+    ) -> PreTrainedTokenizerBase:
         """The tokenizer that was given, if it fits the model; otherwise the adapter's own or that of the model."""
         if given is not None:
-            check_tokenizer(given, self.options.name, model, self.facts, random_weights=self.options.random_init)
+            check_tokenizer(given, self.options.name, model, facts, random_weights=self.options.random_init)
             return given
         adapter = self.adapter
         own = adapter is not None and (adapter.folder / "tokenizer_config.json").is_file()
         source = adapter if own else self.source
-        return load_tokenizer(self.options, source, model, self.facts, random_weights=self.options.random_init)
+        return load_tokenizer(self.options, source, model, facts, random_weights=self.options.random_init)
 
     @property
     def _longest_text(self) -> int | None:
@@ -261,6 +330,8 @@ class OpenedModel:
             model = whole if kind is AutoModel else base_of(whole)
         if self.facts.stack == "encoder":
             return model.get_encoder(), None
+        if self.tower is not None:
+            return model, None
         tower = text_tower(model)
         base = model if tower is model and self.adapter is None else base_of(tower)
         return base, head

@@ -72,7 +72,16 @@ def read_processor(config: PretrainedConfig, folder: Path, name: str) -> Any:
     kind = class_of(AutoModel, config)
     if kind is None or kind.main_input_name == "input_ids":
         return None
-    auto: Any = AutoImageProcessor if kind.main_input_name == "pixel_values" else AutoFeatureExtractor
+    return processor_in(folder, name, images=kind.main_input_name == "pixel_values")
+
+
+def processor_in(folder: Path, name: str, *, images: bool) -> Any:
+    """The processor of images, or of audio, in a folder.
+
+    Raises:
+        InputError: If there is none, or it cannot be read.
+    """
+    auto: Any = AutoImageProcessor if images else AutoFeatureExtractor
     try:
         return auto.from_pretrained(folder)
     except Exception as error:  # missing files and missing optional packages raise many types

@@ -383,6 +383,8 @@ class Positions:
         first = self.of(probe)
         self.names = first.names if self._given is None else tuple(self._given)
         """All names of tokens; the place of each is its token id."""
+        self.length = None if sizes else len(self.names)
+        """How many tokens every input has; None if inputs differ."""
         if sizes and self._given is None:
             before = [name for name in first.names if name.startswith("[")]
             side = range(1, _LARGEST_GRID + 1)

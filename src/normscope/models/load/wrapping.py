@@ -32,8 +32,10 @@ from normscope.models.load.loading import DTYPES, check_shape, run_experts_in_fl
 from normscope.models.load.task_heads import Head, has_head
 from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.load.tokenizer_loading import TokenNames, check_tokenizer, longest_input
+from normscope.models.load.towers import text_part, two_towers, with_towers
 from normscope.models.load.vector_loading import cross_stack, speech_model, tower_of, vector_model
 from normscope.models.observe.reading import facts_of, observed_stack, refusal_explained
+from normscope.models.options import Tower
 from normscope.models.probes import embeddings_of
 from normscope.models.prove.verification import verify_same_outputs
 from normscope.models.stored.config_checks import check_not_quantised, check_supported
@@ -71,6 +73,7 @@ def wrap_model(
     inputs: Inputs | None = None,
     tokens: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     example: object = None,
+    tower: Tower | None = None,
 ) -> LoadedModel:
     """A model in memory, ready to be observed.
 
@@ -85,10 +88,14 @@ def wrap_model(
         tokens: The name of each token id, if there is no tokenizer; by default, the ids themselves. For vectors, the names of
             an input's tokens in order, or names by category; an input may have fewer tokens.
         example: An input of that function; without one, it is given images.
+        tower: Which part of a model that embeds images and texts; by default, the one for images if there is a processor.
 
     Raises:
         InputError: If it is not such a model, cannot be observed or cannot be copied faithfully.
     """
+    both = with_towers(without_peft(model), tower)
+    if both is not None:
+        return _either_tower(both, tokenizer, _names_of_ids(tokenizer, tokens, example), tower, stack)
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
         whole = without_peft(model)
         if reads_image_texts(whole, tokenizer):
@@ -195,6 +202,41 @@ def _reading_image_texts(given: Any, processor: Any) -> LoadedModel:
     loaded = image_text_model(copied.model, processor, name, tokenizer, current)
     check_tokenizer(tokenizer, name, loaded.model, loaded.facts)
     return loaded
+
+
+def _either_tower(
+    given: PreTrainedModel,
+    reader: PreTrainedTokenizerBase | Processor | None,
+    tokens: Sequence[str] | None,
+    tower: Tower | None,
+    stack: StackName | None,
+) -> LoadedModel:
+    """A tower of a model that embeds images and texts: the one that was chosen, or else the one whose inputs are made."""
+    of_texts = reader is None or isinstance(reader, PreTrainedTokenizerBase)
+    tokenizer = reader if of_texts else getattr(reader, "tokenizer", None)
+    observed_stack(given.config, stack)  # which has none
+    check_not_quantised(given.config)
+    name = str(given.config.name_or_path or type(given).__name__)
+    copied = _Copy(given, name)
+    check_finite(copied.model, name)
+
+    def image() -> LoadedModel:
+        if of_texts:
+            raise InputError(f"tower=image: expected the processor of {name}, which reads images, got a tokenizer")
+        return vector_model(tower_of(copied.model), reader, name, lambda _head: None, copied.require_unchanged)
+
+    def text() -> LoadedModel:
+        if not of_texts and tokenizer is None:
+            raise InputError(
+                f"tower=text: expected the processor or tokenizer of {name}, which reads texts, got one of images"
+            )
+        observed = text_part(copied.model)
+        with refusal_explained(name):
+            facts = facts_of(observed)
+        return _loaded(copied, observed, facts, name, _checked_tokenizer(tokenizer, tokens, observed, facts, name))
+
+    chosen = tower or (Tower.text if of_texts else Tower.image)
+    return two_towers(copied.model, chosen, {Tower.image: image, Tower.text: text})
 
 
 def _encoder_of_library(

@@ -86,7 +86,8 @@ class Observer:
         model: A base model in evaluation mode.
         facts: What the model is.
         layers: Layers whose blocks are visited, from 1; None for all that have one.
-        hidden: Layers whose hidden vectors are visited, from 0, the output of the embedding.
+        hidden: Layers whose hidden vectors are visited, from 0, the output of the embedding; the number after that of the last
+            layer stands for the vectors that the model returns.
         feed_forward: Whether the feed-forward networks of `layers` are visited as well.
         projections: Whether blocks know what their queries, keys and values are made of; see `BlockParameters.projections`.
 
@@ -302,11 +303,11 @@ class Observer:
             raise
         finally:
             self.current = None
-        self._finish(running)
+        self._finish(running, output)
         return output
 
-    def _finish(self, running: "_Pass") -> None:
-        """Check that every block was visited, and is what the model does."""
+    def _finish(self, running: "_Pass", output: Any) -> None:
+        """Check that every block was visited, and is what the model does; then visit what the model has returned."""
         first = 1 if running.after is None else running.after.layer + 1
         missing = {layer for layer in self.wanted if layer >= first} - running.shown
         if missing:
@@ -320,6 +321,7 @@ class Observer:
         self.compared = [] if running.checked is None else running.checked.compared
         if running.checked is not None:
             running.checked.require()
+        running.show_returned(output)
 
 
 class _Parameters(Mapping[int, BlockParameters]):
@@ -517,6 +519,12 @@ class _Pass:
             self._show_hidden(facts.layers, vectors)
 
     # Visits.
+
+    def show_returned(self, output: Any) -> None:
+        """Visit what the model has returned, if that is wanted."""
+        beyond = self._observer.facts.layers + 1
+        if beyond in self._observer.hidden and self._visitors.hidden is not None:
+            self._visitors.hidden(beyond, full_precision(output[0]))
 
     def _show(self, block: Block) -> None:
         """Visit a block."""

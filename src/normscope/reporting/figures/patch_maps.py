@@ -14,10 +14,12 @@ from normscope.results.figures import PatchMaps, end_of_scale
 from normscope.results.maps import pixels_of
 
 _ABOVE, _LINE, _BELOW = 0.35, 0.15, 0.75
-"""Inches above an image, for its title, for each further line of this, and below it, for a scale and for what other tokens
+"""Inches above a row of images, for titles, for each further line of these, and below it, for a scale and for what other tokens
 give."""
 _SCALE, _HEIGHT = 0.38, 0.07
 """Inches from a map to the bottom of its colour scale, and the scale's own height."""
+_NARROWEST = 1.35
+"""Inches of a map beside others; more go below."""
 _OPAQUE = 0.9
 """How much of the image the colour of the end of the scale hides."""
 _GREY = np.array([0.299, 0.587, 0.114])
@@ -28,12 +30,17 @@ def patch_maps(figure: PatchMaps, width: float) -> Canvas:
     """The image, and beside it each map on the image in grey."""
     pixels = pixels_of(figure.image)
     rows, columns, _ = pixels.shape
-    across = 1 + len(figure.panel_titles)
+    count = 1 + len(figure.panel_titles)
+    across = min(count, max(2, int(width / _NARROWEST)))
+    down = -(-count // across)
     high = (width / across - 0.15) * rows / columns
     titles = ["image", *(fitted(title, width / across - 0.2) for title in figure.panel_titles.values())]
     above = _ABOVE + _LINE * max(title.count("\n") for title in titles)
-    canvas = Canvas(figsize=(width, high + above + _BELOW), layout="constrained")
-    panels = canvas.subplots(1, across, squeeze=False)[0]
+    canvas = Canvas(figsize=(width, down * (high + above + _BELOW)), layout="constrained")
+    cells = canvas.subplots(down, across, squeeze=False).ravel()
+    for cell in cells[count:]:
+        cell.remove()
+    panels = cells[:count]
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title)
     panels[0].imshow(pixels)

@@ -15,7 +15,7 @@ from normscope.results.figures import TextPair, are_ranked
 from normscope.results.findings import Sentence
 from normscope.results.maps import SIGNED_MEASURES, TITLES, TokenMap, shares_of_rows
 from normscope.results.token_labels import continues, labels
-from normscope.rounding import counted
+from normscope.rounding import begun, counted
 
 _NEGATIVE = 1 << 15
 """The bit of a code that stands for a minus sign."""
@@ -69,8 +69,9 @@ def view_of(finding: Sentence, token_maps: Sequence[TokenMap]) -> dict[str, Any]
     cells = differences[layer, head]
     # Of a category, the row of the key is looked at: its list says what it contributes.
     row = cells.sum(axis=1 if category is None or shown.is_cross_attention else 0).argmax()
-    if category is None and shown.image is not None and shown.image.row(len(shown.queries)) is not None:
-        row = shown.image.row(len(shown.queries))
+    whole = None if shown.image is None else shown.image.row(len(shown.keys))
+    if category is None and whole is not None and whole < len(shown.queries):
+        row = whole
     return {
         "sentence": number + 1,
         "layer": shown.layers[layer],
@@ -211,16 +212,17 @@ def within_limit(maps: Sequence[TokenMap]) -> tuple[list[TokenMap], list[str]]:
     notes: list[str] = []
     remaining = _LARGEST
     for place, each in enumerate(maps, start=1):
+        noun = "text" if each.image is None else "image"
         smaller = each if each.values <= remaining else dataclasses.replace(each, head_maps={}, norms=None)
         count = len(each.queries)
         kept = count if smaller.values <= remaining else remaining * count // smaller.values
         if not kept:
-            notes.append(f"{counted(len(maps) - len(shown), 'text does', 'texts do')} not fit on the page.")
+            notes.append(f"{counted(len(maps) - len(shown), f'{noun} does', f'{noun}s do')} not fit on the page.")
             break
         if smaller.heads < each.heads:
-            notes.append(f"Text {place} is shown without individual heads.")
+            notes.append(f"{begun(noun)} {place} is shown without individual heads.")
         if kept < count:
-            notes.append(f"Only the first {kept:,} of {count:,} queries of text {place} fit on the page.")
+            notes.append(f"Only the first {kept:,} of {count:,} queries of {noun} {place} fit on the page.")
             smaller = _first_queries(smaller, kept)
         remaining -= smaller.values
         shown.append(smaller)
@@ -240,6 +242,13 @@ def _first_queries(of: TokenMap, count: int) -> TokenMap:
     )
 
 
+_OF_TOKENS = (
+    " The images show what one token receives from each patch: click a patch to choose its token. The percentages below an "
+    "image are the largest shares that come from tokens other than patches."
+)
+_OF_TARGETS = " The images show what each patch adds to the chosen row; below them is what every other token adds."
+
+
 def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
     """The section of a page with the explorer, whose data is `payload(maps)`.
 
@@ -252,13 +261,7 @@ def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
     is_cross_attention = any(each.is_cross_attention for each in maps)
     how = guide.render(unit=unit, is_cross_attention=is_cross_attention, of_targets=of_targets)
     if any(each.image is not None for each in maps):
-        how += (
-            " The image shows what each of its patches adds; below it is what every other token adds, underlined in the same "
-            "colours."
-            if of_targets
-            else " The images show what one token receives from each patch: click a patch to choose its token. The percentages "
-            "below an image are the largest shares that come from tokens other than patches."
-        )
+        how += _OF_TARGETS if of_targets else _OF_TOKENS
     if any(each.sound is not None for each in maps):
         how += (
             f" The curves show what one {unit} receives from each part of the sound, without padding after it; click a "

@@ -10,7 +10,7 @@ from normscope.reporting.figure_text import caption_of
 from normscope.reporting.figures.layout import POINTS_PER_INCH
 from normscope.reporting.options import ACROSS, SCREEN
 from normscope.reporting.palette import FAINT, GRID, INK, LINE_COLOURS, MISSING, ON_LITTLE, ON_MUCH
-from normscope.results.figures import Figure
+from normscope.results.figures import Figure, PatchMaps
 
 _SVG = "http://www.w3.org/2000/svg"
 _LINK = "{http://www.w3.org/1999/xlink}href"
@@ -59,7 +59,9 @@ def figure_element(figure: Figure, name: str, *, first: bool = False) -> Markup:
             shown = Markup('<div class="narrow">{}</div><div class="wide">{}</div>').format(
                 shown, Markup(inlined(wide, f"{name}-wide", caption))
             )
-    return Markup('<figure id="{}">{}<figcaption>{}</figcaption></figure>').format(name, shown, caption)
+    # A photograph is as light in dark mode.
+    kind = Markup(' class="photograph"') if isinstance(figure, PatchMaps) else ""
+    return Markup('<figure id="{}"{}>{}<figcaption>{}</figcaption></figure>').format(name, kind, shown, caption)
 
 
 def _height(content: str) -> float:

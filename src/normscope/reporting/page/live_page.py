@@ -31,6 +31,20 @@ _SCRIPTS = (
 )
 
 
+def live_page_of_images(name: str, facts: str, *, compares: bool) -> str:
+    """The live page of a model of images as HTML.
+
+    Args:
+        name: The model's.
+        facts: What it is.
+        compares: Whether images can be compared with texts.
+    """
+    page = environment().get_template("live_image.html")
+    css, code = style("page.css", "live.css"), script("live_image.js")
+    title, policy = f"{name}, live", Markup(POLICY)
+    return page.render(title=title, policy=policy, css=css, script=code, name=name, facts=facts, compares=compares)
+
+
 def live_page(about: Mapping[str, Any], saved: Mapping[str, Any] | None = None, text: str = "") -> str:
     """The live page as HTML.
 

@@ -182,6 +182,7 @@ def _facts(facts: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     """What was run, as the header says it."""
     experiment = [f"experiment={name}"] if (name := config["recipe"]["name"]) else []
     return [
+        *([f"{facts['tower']} tower"] if "tower" in facts else []),
         counted(facts["sequences"], "sequence"),
         counted(facts["tokens"], "token"),
         layers_label(config["layers"]),
