@@ -41,7 +41,7 @@ from normscope.models.prove.verification import verify_same_outputs
 from normscope.models.stored.config_checks import check_not_quantised, check_supported
 from normscope.models.stored.embedder_files import embedder_in_memory, kind_of_encoder, rule_in_memory
 from normscope.models.stored.random_state import drawing
-from normscope.models.stored.text_tower import base_of, class_of, text_tower
+from normscope.models.stored.text_tower import base_of, class_of, text_config, text_tower
 from normscope.models.stored.weight_checks import check_finite
 
 _UNCOVERED = "“Your own model” in the documentation for what a model may compute"
@@ -193,6 +193,7 @@ def _reading_vectors(
 def _reading_image_texts(given: Any, processor: Any) -> LoadedModel:
     """A model of texts with images, ready to be observed."""
     check_not_quantised(given.config)
+    check_supported(text_config(given.config))
     name = str(given.config.name_or_path or type(given).__name__)
     copied = _Copy(given, name)
     run_experts_in_float64(copied.model)

@@ -249,7 +249,7 @@ def _inputs(model: nn.Module, stack: StackName | None) -> dict[str, Any]:
 
 def _where(model: nn.Module) -> str:
     """Where the model's code is, for error messages."""
-    module = type(model).__module__
+    module = type(getattr(model, "tower", model)).__module__
     if module.startswith("transformers."):
         return f"https://github.com/huggingface/transformers/blob/main/src/{module.replace('.', '/')}.py"
     return module
