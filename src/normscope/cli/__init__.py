@@ -67,7 +67,7 @@ _COMPOSING = ("hydra", "omegaconf", "antlr4")
 
 _sweep = Sweep()
 _instead: Callable[[RunOptions, Path], None] | None = None
-"""What is done instead of a run, given its options and its folder: `normscope explain`, `attention` and `serve`."""
+"""What is done instead of a run, given its options and its folder: `normscope explain`, `attention`, `checkup` and `serve`."""
 
 
 def main() -> NoReturn:
@@ -261,6 +261,10 @@ def _other_command(
             return functools.partial(_attention, text, keys), words
         case "serve":
             return _serve, words
+        case "checkup":
+            command = shlex.join([program(), *sys.argv[1:]])
+            words = command_line.checkup_words(asked, words, folder("conf") / "model")
+            return functools.partial(_checkup, asked.against, command), words
         case _:
             return None, words
 
@@ -281,6 +285,12 @@ def _attention(text: str, asked: Mapping[str, Any], options: RunOptions, run_fol
     with quick_imports():
         from normscope.live.attention_command import show_attention
     print(show_attention(options, text, asked, run_folder), flush=True)
+
+
+def _checkup(against: str | None, command: str, options: RunOptions, run_folder: Path) -> None:
+    with quick_imports():
+        from normscope.checkup.command import check_up
+    print(check_up(options, against, command, run_folder), flush=True)
 
 
 def _serve(options: RunOptions, _: Path) -> None:

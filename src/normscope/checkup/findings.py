@@ -1,0 +1,365 @@
+"""What a checkup has found, in lines that each say what a person would do."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from normscope.analyses.declarations.sinks import LOSS
+from normscope.checkup.heads import alike_heads, head_names, idle_heads
+from normscope.checkup.measuring import Measured
+from normscope.maths.quantisation import NumberFormat
+from normscope.results.findings import Sentence
+from normscope.rounding import brief, brief_share, compared, counted, enumeration, number, numbered
+
+IDLE = 0.1
+"""A head is said to do nothing if its share is less than this part of an equal share of its layer's heads."""
+ALIKE = 0.9
+"""Heads are said to do the same if what they add correlates at least so much."""
+SINK = 0.1
+"""Part of the heads in which a position must be a sink to be spoken of."""
+TWICE = 2.0
+"""Layers are told apart if the weights of one have changed more than so many times as much as those of another."""
+
+FORMATS = {
+    NumberFormat.bfloat16: "bfloat16",
+    NumberFormat.int8_per_tensor: "int8, one scale per tensor",
+    NumberFormat.int8_per_token: "int8, one scale per token",
+}
+"""Formats in words."""
+
+_NAMED = 6
+"""Most modules that a line names; the JSON has all."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A finding, and what to do about it."""
+
+    about: str
+    """What it is about: `outlier_dimensions`, `sinks`, `massive_activations`, `linear_inputs`, `rounding`, `heads`, `against`."""
+    found: str
+    do: str
+    figure: str = ""
+    """The figure that shows it."""
+
+    @property
+    def sentence(self) -> Sentence:
+        """The line as a finding of a page."""
+        return Sentence(f"{self.found} {self.do}", figure=self.figure)
+
+
+def lines(measured: Measured) -> list[Line]:
+    """What was found, in the order in which a person would go through it."""
+    metrics, tables = measured.result.metrics, measured.tables
+    found = [
+        _skipped(measured),
+        *_formats(tables["rounding"]),
+        _by_layer(tables["rounding_by_layer"]),
+        _linear_inputs(tables["linear_inputs"]),
+        _outliers(metrics, measured.skipped.dimensions),
+        _sinks(metrics),
+        _massive(metrics, measured.result.tables["sinks_massive"]),
+        _idle(tables["heads"]),
+        _alike(tables["heads"]),
+    ]
+    if measured.against is not None:
+        found = [_against(tables["against"], measured.against), *found]
+    return [line for line in found if line is not None]
+
+
+def _outliers(metrics: Mapping[str, float], dimensions: Sequence[int]) -> Line:
+    if not dimensions:
+        return Line(
+            "outlier_dimensions",
+            "No dimension of the hidden vectors stands far from the others in most layers.",
+            "Nothing has to be kept apart.",
+            "outliers_dimensions",
+        )
+    few, length = compared(brief_share, metrics["outliers/share_of_dimensions"], metrics["outliers/share_of_length"])
+    scores = metrics.get("score/share_of_outliers/mean")
+    decide = "" if scores is None else f", and decide {brief_share(scores)} of the variance of attention scores"
+    are = "is an outlier" if len(dimensions) == 1 else "are outliers"
+    return Line(
+        "outlier_dimensions",
+        f"{_dimensions(dimensions)} {are} of the hidden vectors: {few} of the dimensions make up {length} of the squared length "
+        f"of the mean vector{decide}.",
+        "Do not prune them, and keep them in a wider format when you quantise.",
+        "outliers_dimensions",
+    )
+
+
+def _sinks(metrics: Mapping[str, float]) -> Line | None:
+    begin = next(
+        (name for name in ("text/with_bos", "text/without_bos") if f"sinks/{name}/mass/first" in metrics), None
+    )
+    if begin is None:
+        return None
+    position = max(
+        (name.rpartition("/")[2] for name in metrics if name.startswith(f"sinks/{begin}/sink_rate/")),
+        key=lambda position: metrics[f"sinks/{begin}/sink_rate/{position}"],
+    )
+    rate = metrics[f"sinks/{begin}/sink_rate/{position}"]
+    tokens = "the first token" if position == "first" else f"{position} tokens"
+    if rate < SINK:
+        return Line(
+            "sinks",
+            f"No token is a sink in many heads: {tokens} most often, in {brief_share(rate)} of them.",
+            "Texts can be cut anywhere.",
+            "sinks_rate",
+        )
+    mass, contribution = (metrics[f"sinks/{begin}/{name}/{position}"] for name in ("mass", "contribution"))
+    short, weight, norm = compared(brief_share, rate, mass, contribution)
+    keep = "Keep it in the cache when you cut its beginning"
+    if position != "first":
+        keep = "Keep them in every text, as in training"
+    read = ", and read maps by contribution rather than by weight" if contribution < mass else ""
+    return Line(
+        "sinks",
+        f"On average, {tokens} {'is a sink' if position == 'first' else 'are sinks'} in {short} of the heads, with {weight} of the "
+        f"attention weight and {norm} of what heads contribute.",
+        f"{keep}{read}.",
+        "sinks_rate",
+    )
+
+
+def _massive(metrics: Mapping[str, float], massive: pd.DataFrame) -> Line:
+    if not metrics.get("sinks/massive/count"):
+        return Line(
+            "massive_activations",
+            "The residual stream has no massive activations (more than 100 and 1,000 times the median).",
+            "Nothing has to be done about them.",
+            "sinks_largest",
+        )
+    first, last = (int(metrics[f"sinks/massive/{name}_layer"]) for name in ("first", "last"))
+    found = (
+        f"{_dimensions(sorted(set(massive['dimension'].tolist())))} of the residual stream reach "
+        f"{brief(metrics['sinks/massive/largest'])}, {brief(metrics['sinks/massive/ratio'])} times the median, in layers "
+        f"{first} to {last}"
+    )
+    values = [
+        metrics.get(f"sinks/ablation/{value}/{LOSS}/{end}") for value in ("zero", "mean") for end in ("before", "after")
+    ]
+    do = "Do not clip or prune them"
+    if None in values:
+        return Line("massive_activations", f"{found}.", f"{do}.", "sinks_largest")
+    before, zero, mean = compared(brief, *(float(values[place] or 0) for place in (0, 1, 3)))
+    found += f"; set to zero, they take the loss from {before} to {zero}, set to their mean to {mean}"
+    constant = abs(float(values[3] or 0) - float(values[0] or 0)) < 0.1 * abs(
+        float(values[1] or 0) - float(values[0] or 0)
+    )
+    replace = "; where their range is in the way, replace them by their mean, which is a constant" if constant else ""
+    return Line("massive_activations", f"{found}.", f"{do}{replace}.", "sinks_largest")
+
+
+def _linear_inputs(table: pd.DataFrame) -> Line:
+    massive = table[table["massive"]]
+    if not len(massive):
+        first = table.iloc[0]
+        return Line(
+            "linear_inputs",
+            f"No linear layer has massive inputs: the largest is {brief(first['ratio'])} times the median, in {first['module']}.",
+            "No module has to be left out for its inputs.",
+            "linear_inputs",
+        )
+    named = [f"{row.module} ({brief(row.ratio)})" for row in massive.head(_NAMED).itertuples()]
+    more = f" and {len(massive) - _NAMED} more" if len(massive) > _NAMED else ""
+    return Line(
+        "linear_inputs",
+        f"The inputs of {counted(len(massive), 'linear layer')} of {len(table)} have values of more than 100 and 1,000 times the "
+        f"median: {enumeration(named)}{more}.",
+        "Do not quantise these modules, or give each token of their inputs a scale of its own.",
+        "linear_inputs",
+    )
+
+
+def _skipped(measured: Measured) -> Line | None:
+    rows = measured.tables["rounding"].set_index("rounded")
+    if "without_skipped" not in rows.index:
+        return None
+    whole, kept = rows.loc[str(NumberFormat.int8_per_tensor)], rows.loc["without_skipped"]
+    random = rows[rows.index.str.startswith("without_random")]
+    modules, dimensions = measured.skipped.modules, measured.skipped.dimensions
+    what = enumeration(
+        [
+            *([counted(len(modules), "linear layer")] if modules else []),
+            *([_dimensions(dimensions).lower()] if dimensions else []),
+        ]
+    )
+    if measured.has_loss:
+        losses = [whole["loss_before"], whole["loss"], kept["loss"], random["loss"].min(), random["loss"].max()]
+        before, after, spared, low, high = compared(brief, *losses)
+        effect = (
+            f"the loss on other texts goes from {before} to {after}, but only to {spared} with {what} left as they are"
+        )
+    else:
+        changes = [whole["change"], kept["change"], random["change"].min(), random["change"].max()]
+        after, spared, low, high = compared(brief_share, *changes)
+        effect = (
+            f"the last hidden vectors of other texts change by {after}, and by {spared} with {what} left as they are"
+        )
+    helps = (
+        kept["change" if not measured.has_loss else "loss"]
+        < random["change" if not measured.has_loss else "loss"].min()
+    )
+    do = "Put `skip` of checkup.json into your quantiser's list of what it skips."
+    if not helps:
+        do = "Random ones do as well, so a list of what to skip is not worth its trouble here."
+    return Line(
+        "rounding",
+        f"In int8 with one scale per tensor, {effect} (random ones of the same number: {between_numbers(low, high)}).",
+        do,
+        "rounding",
+    )
+
+
+def between_numbers(low: str, high: str) -> str:
+    """Two written numbers, or one if they read the same."""
+    return low if low == high else f"{low} to {high}"
+
+
+def _formats(table: pd.DataFrame) -> list[Line]:
+    rows = table.set_index("rounded")
+    found = []
+    for target in (NumberFormat.int8_per_token, NumberFormat.bfloat16):
+        row = rows.loc[str(target)]
+        how = FORMATS[target]
+        changes = f"In {how}, the last hidden vectors change by {brief_share(row['change'])}"
+        if math.isnan(row["loss"]):
+            found.append(
+                Line(
+                    "rounding",
+                    f"{changes}.",
+                    "Compare that with the differences that your task must tell apart.",
+                    "rounding",
+                )
+            )
+            continue
+        change, low, high = (number(row[name], signed=True) for name in ("loss_change", "loss_low", "loss_high"))
+        detectable = not row["loss_low"] <= 0 <= row["loss_high"]
+        worse = detectable and row["loss_change"] > 0
+        loss = f"the loss by {change} ({low} to {high})" if detectable else "the loss by no detectable difference"
+        do = "Weigh that against what it saves." if worse else "It can be used as it is."
+        found.append(Line("rounding", f"{changes}, and {loss}.", do, "rounding"))
+    return found
+
+
+def _by_layer(table: pd.DataFrame) -> Line:
+    has_loss = table["loss_change"].notna().all()
+    measure, write = ("loss_change", brief) if has_loss else ("change", brief_share)
+    what = "adds most to the loss" if has_loss else "changes the last hidden vectors most"
+    rows = table[table["format"] == str(NumberFormat.int8_per_tensor)].sort_values(measure, ascending=False)
+    worst, median = rows.iloc[0], float(rows[measure].median())
+    most, usual = compared(write, float(worst[measure]), median)
+    return Line(
+        "rounding",
+        f"In int8 with one scale per tensor, layer {int(worst['layer'])} alone {what}: {most}; half of the layers stay below {usual}.",
+        "Look at this layer's modules first.",
+        "rounding_by_layer",
+    )
+
+
+def _idle(table: pd.DataFrame) -> Line:
+    idle = idle_heads(table, IDLE)
+    of = f"of {len(table)} heads"
+    if not idle:
+        return Line(
+            "heads", f"None {of} adds the same vector to every token.", "No head can be folded into a bias.", "heads"
+        )
+    return Line(
+        "heads",
+        f"{len(idle)} {of} add nearly the same vector to every token, less than a tenth of an equal share of the variance: "
+        f"{head_names(idle)}.",
+        "Candidates to prune: fold their mean into the bias of the output, and check the loss.",
+        "heads",
+    )
+
+
+def _alike(table: pd.DataFrame) -> Line:
+    alike = alike_heads(table, ALIKE)
+    if not alike:
+        closest = table.loc[table["correlation"].idxmax()] if table["correlation"].notna().any() else None
+        most = "" if closest is None else f": at most, they correlate at {number(float(closest['correlation']))}"
+        return Line(
+            "heads", f"No two heads of a layer add the same to tokens{most}.", "None stands for another.", "heads"
+        )
+    named = [f"{one} and {other} of layer {layer}" for layer, one, other in alike[:_NAMED]]
+    more = f" and {len(alike) - _NAMED} more pairs" if len(alike) > _NAMED else ""
+    return Line(
+        "heads",
+        f"These heads add nearly the same to tokens (correlation {number(ALIKE)} or more): {enumeration(named)}{more}.",
+        "Candidates to merge: remove one of each pair, double the other, and check the loss.",
+        "heads",
+    )
+
+
+def _against(table: pd.DataFrame, name: str) -> Line:
+    by_weights = table["weights"].notna().all()
+    measure = "weights" if by_weights else "vectors"
+    values = table.set_index("layer")[measure]
+    low, high = compared(brief_share, float(values.min()), float(values.max()))
+    what = "weights" if by_weights else "hidden vectors"
+    if values.max() == 0:
+        return Line("against", f"No weight differs from {name}'s.", "One model will do.", "against")
+    if values.max() > TWICE * values.min():
+        middle = (values.max() + values.min()) / 2
+        most = values[values > middle].index.tolist()
+        where = f"most in {'layer' if len(most) == 1 else 'layers'} {numbered(most)}"
+        do = "Only these layers need to be stored, or tuned again."
+    else:
+        where, do = (
+            "everywhere alike",
+            "A difference of low rank over all layers may store it; no layer can be left out.",
+        )
+    last = table.iloc[-1]
+    return Line(
+        "against",
+        f"Compared with {name}, the {what} of layers have changed by {between_numbers(low, high)}, {where}; hidden vectors differ by "
+        f"{brief_share(float(last['vectors']))} after the last layer.",
+        do,
+        "against",
+    )
+
+
+def _dimensions(dimensions: Sequence[int]) -> str:
+    if len(dimensions) > _NAMED:
+        return f"{len(dimensions)} dimensions"
+    return f"Dimension{'' if len(dimensions) == 1 else 's'} {enumeration([str(each) for each in dimensions])}"
+
+
+def content(measured: Measured, command: str) -> dict[str, Any]:
+    """Everything for a JSON file: lines, what to skip, and all tables as lists of rows."""
+    facts = measured.result.facts
+    tables = dict(measured.tables) | {
+        name: measured.result.tables[name]
+        for name in ("outliers_model", "sinks_massive", "sinks_ablation", "score_concentration")
+        if name in measured.result.tables
+    }
+    return {
+        "model": measured.model.name,
+        "against": measured.against,
+        "command": command,
+        "lines": [{"about": line.about, "found": line.found, "do": line.do} for line in lines(measured)],
+        "skip": {"modules": list(measured.skipped.modules), "dimensions": list(measured.skipped.dimensions)},
+        "heads": {
+            "idle": [{"layer": layer, "head": head} for layer, head in idle_heads(measured.tables["heads"], IDLE)],
+            "alike": [{"layer": layer, "heads": pair} for layer, *pair in alike_heads(measured.tables["heads"], ALIKE)],
+        },
+        "tables": {name: _rows(table) for name, table in tables.items()},
+        "facts": {
+            name: facts.get(name) for name in ("model_sha256", "dtype", "device", "sequences", "tokens", "versions")
+        },
+    }
+
+
+def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table, with None for what is missing or infinite."""
+    return [{name: _plain(value) for name, value in row.items()} for row in table.to_dict("records")]
+
+
+def _plain(value: Any) -> Any:
+    if pd.isna(value) or (isinstance(value, float) and math.isinf(value)):
+        return None
+    return value.item() if hasattr(value, "item") else value
