@@ -53,11 +53,11 @@ def differences(model: Passes, base: Passes, batches: Sequence[Batch]) -> pd.Dat
 
 def weights_changed(module: nn.Module, before: nn.Module) -> float:
     """‖W − W₀‖ / ‖W₀‖ over all parameters."""
-    base = dict(before.named_parameters())
+    base = {name: weight.detach().double() for name, weight in before.named_parameters()}
     changed = original = 0.0
     for name, weight in module.named_parameters():
-        changed += float((weight.double() - base[name].double()).square().sum())
-        original += float(base[name].double().square().sum())
+        changed += float((weight.detach().double() - base[name]).square().sum())
+        original += float(base[name].square().sum())
     return (changed / original) ** 0.5 if original else float("nan")
 
 

@@ -28,9 +28,9 @@ def check_up(options: RunOptions, against: str | None, command: str, folder: Pat
     Raises:
         InputError: See `measuring.measured`; or if the folder cannot be written to.
     """
-    shown = options.verbosity is not Verbosity.quiet
-    with Phases([Phase.INTERVENTIONS], shown=shown) as phases:
-        found = measured(options, against, phases.steps, shown=False)
+    coming = [Phase.MODEL, Phase.PASS, Phase.INTERVENTIONS]
+    with Phases(coming, shown=options.verbosity is not Verbosity.quiet) as phases:
+        found = measured(options, against, phases)
     said = lines(found)
     for place, line in enumerate(said, start=1):
         print(wrapped(escaped(f"{place}. {line.found}")))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -12,7 +12,7 @@ from normscope.checkup.heads import alike_heads, head_names, idle_heads
 from normscope.checkup.measuring import Measured
 from normscope.maths.quantisation import NumberFormat
 from normscope.results.findings import Sentence
-from normscope.rounding import brief, brief_share, compared, counted, enumeration, number, numbered
+from normscope.rounding import brief, brief_share, compared, counted, enumeration, number, numbered, percentage
 
 IDLE = 0.1
 """A head is said to do nothing if its share is less than this part of an equal share of its layer's heads."""
@@ -20,6 +20,8 @@ ALIKE = 0.9
 """Heads are said to do the same if what they add correlates at least so much."""
 SINK = 0.1
 """Part of the heads in which a position must be a sink to be spoken of."""
+_WORTH = 0.1
+"""Part of what rounding costs that a skip list must save to be worth its trouble."""
 TWICE = 2.0
 """Layers are told apart if the weights of one have changed more than so many times as much as those of another."""
 
@@ -30,6 +32,7 @@ FORMATS = {
 }
 """Formats in words."""
 
+_PER_TENSOR = NumberFormat.int8_per_tensor
 _NAMED = 6
 """Most modules that a line names; the JSON has all."""
 
@@ -39,7 +42,8 @@ class Line:
     """A finding, and what to do about it."""
 
     about: str
-    """What it is about: `outlier_dimensions`, `sinks`, `massive_activations`, `linear_inputs`, `rounding`, `heads`, `against`."""
+    """What it is about: `rounding`, `rounding_by_layer`, `linear_inputs`, `outliers`, `sinks`, `massive_activations`, `heads`
+    or `against`."""
     found: str
     do: str
     figure: str = ""
@@ -48,7 +52,7 @@ class Line:
     @property
     def sentence(self) -> Sentence:
         """The line as a finding of a page."""
-        return Sentence(f"{self.found} {self.do}", figure=self.figure)
+        return Sentence(f"{self.found} → {self.do}", figure=self.figure)
 
 
 def lines(measured: Measured) -> list[Line]:
@@ -60,7 +64,7 @@ def lines(measured: Measured) -> list[Line]:
         _by_layer(tables["rounding_by_layer"]),
         _linear_inputs(tables["linear_inputs"]),
         _outliers(metrics, measured.skipped.dimensions),
-        _sinks(metrics),
+        _sinks(metrics, causal=measured.model.causal),
         _massive(metrics, measured.result.tables["sinks_massive"]),
         _idle(tables["heads"]),
         _alike(tables["heads"]),
@@ -73,7 +77,7 @@ def lines(measured: Measured) -> list[Line]:
 def _outliers(metrics: Mapping[str, float], dimensions: Sequence[int]) -> Line:
     if not dimensions:
         return Line(
-            "outlier_dimensions",
+            "outliers",
             "No dimension of the hidden vectors stands far from the others in most layers.",
             "Nothing has to be kept apart.",
             "outliers_dimensions",
@@ -83,15 +87,15 @@ def _outliers(metrics: Mapping[str, float], dimensions: Sequence[int]) -> Line:
     decide = "" if scores is None else f", and decide {brief_share(scores)} of the variance of attention scores"
     are = "is an outlier" if len(dimensions) == 1 else "are outliers"
     return Line(
-        "outlier_dimensions",
-        f"{_dimensions(dimensions)} {are} of the hidden vectors: {few} of the dimensions make up {length} of the squared length "
-        f"of the mean vector{decide}.",
+        "outliers",
+        f"{_dimensions(dimensions)} {are} of the hidden vectors: {few} of the dimensions make up {length} of the squared "
+        f"length of the mean vector{decide}.",
         "Do not prune them, and keep them in a wider format when you quantise.",
         "outliers_dimensions",
     )
 
 
-def _sinks(metrics: Mapping[str, float]) -> Line | None:
+def _sinks(metrics: Mapping[str, float], *, causal: bool) -> Line | None:
     begin = next(
         (name for name in ("text/with_bos", "text/without_bos") if f"sinks/{name}/mass/first" in metrics), None
     )
@@ -112,15 +116,16 @@ def _sinks(metrics: Mapping[str, float]) -> Line | None:
         )
     mass, contribution = (metrics[f"sinks/{begin}/{name}/{position}"] for name in ("mass", "contribution"))
     short, weight, norm = compared(brief_share, rate, mass, contribution)
-    keep = "Keep it in the cache when you cut its beginning"
-    if position != "first":
-        keep = "Keep them in every text, as in training"
-    read = ", and read maps by contribution rather than by weight" if contribution < mass else ""
+    is_first = position == "first"
+    keep = (
+        "Keep it in the cache when you cut the beginning of a text" if causal and is_first else "Keep it in every text"
+    )
+    read = ", and read maps of attention by contribution rather than by weight" if contribution < mass else ""
     return Line(
         "sinks",
-        f"On average, {tokens} {'is a sink' if position == 'first' else 'are sinks'} in {short} of the heads, with {weight} of the "
+        f"On average, {tokens} {'is a sink' if is_first else 'are sinks'} in {short} of the heads, with {weight} of the "
         f"attention weight and {norm} of what heads contribute.",
-        f"{keep}{read}.",
+        f"{keep if is_first else keep.replace('it', 'them', 1)}{read}.",
         "sinks_rate",
     )
 
@@ -157,59 +162,51 @@ def _massive(metrics: Mapping[str, float], massive: pd.DataFrame) -> Line:
 def _linear_inputs(table: pd.DataFrame) -> Line:
     massive = table[table["massive"]]
     if not len(massive):
-        first = table.iloc[0]
         return Line(
             "linear_inputs",
-            f"No linear layer has massive inputs: the largest is {brief(first['ratio'])} times the median, in {first['module']}.",
+            f"No linear layer has massive inputs: the largest is {brief(table['ratio'].max())} times the median, in "
+            f"{table['module'].iloc[0]}.",
             "No module has to be left out for its inputs.",
             "linear_inputs",
         )
-    named = [f"{row.module} ({brief(row.ratio)})" for row in massive.head(_NAMED).itertuples()]
+    first = massive.head(_NAMED)
+    named = [f"{name} ({brief(ratio)})" for name, ratio in zip(first["module"], first["ratio"].tolist(), strict=True)]
     more = f" and {len(massive) - _NAMED} more" if len(massive) > _NAMED else ""
     return Line(
         "linear_inputs",
-        f"The inputs of {counted(len(massive), 'linear layer')} of {len(table)} have values of more than 100 and 1,000 times the "
-        f"median: {enumeration(named)}{more}.",
+        f"The inputs of {len(massive)} of {len(table)} linear layers have values of more than 100 and 1,000 times the median: "
+        f"{enumeration(named)}{more}.",
         "Do not quantise these modules, or give each token of their inputs a scale of its own.",
         "linear_inputs",
     )
 
 
-def _skipped(measured: Measured) -> Line | None:
-    rows = measured.tables["rounding"].set_index("rounded")
-    if "without_skipped" not in rows.index:
-        return None
-    whole, kept = rows.loc[str(NumberFormat.int8_per_tensor)], rows.loc["without_skipped"]
-    random = rows[rows.index.str.startswith("without_random")]
-    modules, dimensions = measured.skipped.modules, measured.skipped.dimensions
-    what = enumeration(
-        [
-            *([counted(len(modules), "linear layer")] if modules else []),
-            *([_dimensions(dimensions).lower()] if dimensions else []),
-        ]
-    )
+def _skipped(measured: Measured) -> Line:
+    """What int8 with one scale per tensor costs, with and without the skip list; whether that helps more than random ones."""
+    column, of = "change", "the last hidden vectors of other texts change by {}"
+    write: Callable[..., str] = percentage
     if measured.has_loss:
-        losses = [whole["loss_before"], whole["loss"], kept["loss"], random["loss"].min(), random["loss"].max()]
-        before, after, spared, low, high = compared(brief, *losses)
-        effect = (
-            f"the loss on other texts goes from {before} to {after}, but only to {spared} with {what} left as they are"
-        )
-    else:
-        changes = [whole["change"], kept["change"], random["change"].min(), random["change"].max()]
-        after, spared, low, high = compared(brief_share, *changes)
-        effect = (
-            f"the last hidden vectors of other texts change by {after}, and by {spared} with {what} left as they are"
-        )
-    helps = (
-        kept["change" if not measured.has_loss else "loss"]
-        < random["change" if not measured.has_loss else "loss"].min()
-    )
-    do = "Put `skip` of checkup.json into your quantiser's list of what it skips."
-    if not helps:
-        do = "Random ones do as well, so a list of what to skip is not worth its trouble here."
+        column, write, of = "loss", number, "the loss on other texts goes from {} to {}"
+    table = measured.tables["rounding"]
+    rows = dict(zip(table["rounded"], table[column].tolist(), strict=True))
+    before = table["loss_before"].tolist()[:1] if measured.has_loss else []
+    whole, by_token = rows[str(_PER_TENSOR)], rows[str(NumberFormat.int8_per_token)]
+    instead = f"Use one scale per token instead ({write(by_token)})."
+    modules, dimensions = measured.skipped.modules, measured.skipped.dimensions
+    start = f"In {FORMATS[_PER_TENSOR]}, "
+    if "without_skipped" not in rows:
+        return Line("rounding", f"{start}{of.format(*map(write, [*before, whole]))}.", instead, "rounding")
+    kept, random = rows["without_skipped"], [rows[name] for name in rows if name.startswith("without_random")]
+    *numbers, spared, low, high = map(write, [*before, whole, kept, min(random), max(random)])
+    listed = [*([counted(len(modules), "linear layer")] if modules else [])]
+    listed += [_dimensions(dimensions).replace("D", "d", 1)] if dimensions else []
+    cost = whole - sum(before)
+    helps = kept < min(random) and whole - kept >= _WORTH * cost
+    do = 'Put "skip" of checkup.json into the list of what your quantiser skips.' if helps else instead
     return Line(
         "rounding",
-        f"In int8 with one scale per tensor, {effect} (random ones of the same number: {between_numbers(low, high)}).",
+        f"{start}{of.format(*numbers)}; with {enumeration(listed)} left as they are, "
+        f"{'to' if measured.has_loss else 'by'} {spared} (random ones of the same number: {between_numbers(low, high)}).",
         do,
         "rounding",
     )
@@ -221,13 +218,13 @@ def between_numbers(low: str, high: str) -> str:
 
 
 def _formats(table: pd.DataFrame) -> list[Line]:
-    rows = table.set_index("rounded")
+    rows = {str(row["rounded"]): row for row in _rows(table)}
     found = []
     for target in (NumberFormat.int8_per_token, NumberFormat.bfloat16):
-        row = rows.loc[str(target)]
+        row = rows[str(target)]
         how = FORMATS[target]
         changes = f"In {how}, the last hidden vectors change by {brief_share(row['change'])}"
-        if math.isnan(row["loss"]):
+        if row["loss"] is None:
             found.append(
                 Line(
                     "rounding",
@@ -250,13 +247,13 @@ def _by_layer(table: pd.DataFrame) -> Line:
     has_loss = table["loss_change"].notna().all()
     measure, write = ("loss_change", brief) if has_loss else ("change", brief_share)
     what = "adds most to the loss" if has_loss else "changes the last hidden vectors most"
-    rows = table[table["format"] == str(NumberFormat.int8_per_tensor)].sort_values(measure, ascending=False)
+    rows = table[table["format"] == str(_PER_TENSOR)].sort_values(measure, ascending=False)
     worst, median = rows.iloc[0], float(rows[measure].median())
     most, usual = compared(write, float(worst[measure]), median)
     return Line(
-        "rounding",
-        f"In int8 with one scale per tensor, layer {int(worst['layer'])} alone {what}: {most}; half of the layers stay below {usual}.",
-        "Look at this layer's modules first.",
+        "rounding_by_layer",
+        f"In {FORMATS[_PER_TENSOR]}, layer {int(worst['layer'])} alone {what}: {most}; half of the layers stay below {usual}.",
+        "Look at the modules of this layer first.",
         "rounding_by_layer",
     )
 
@@ -266,7 +263,7 @@ def _idle(table: pd.DataFrame) -> Line:
     of = f"of {len(table)} heads"
     if not idle:
         return Line(
-            "heads", f"None {of} adds the same vector to every token.", "No head can be folded into a bias.", "heads"
+            "heads", f"None {of} adds the same vector to every token.", "None can be folded into a bias.", "heads"
         )
     return Line(
         "heads",
@@ -280,8 +277,9 @@ def _idle(table: pd.DataFrame) -> Line:
 def _alike(table: pd.DataFrame) -> Line:
     alike = alike_heads(table, ALIKE)
     if not alike:
-        closest = table.loc[table["correlation"].idxmax()] if table["correlation"].notna().any() else None
-        most = "" if closest is None else f": at most, they correlate at {number(float(closest['correlation']))}"
+        most = (
+            f": at most, they correlate at {number(table['correlation'].max())}" if table["twin"].notna().any() else ""
+        )
         return Line(
             "heads", f"No two heads of a layer add the same to tokens{most}.", "None stands for another.", "heads"
         )
@@ -299,7 +297,7 @@ def _against(table: pd.DataFrame, name: str) -> Line:
     by_weights = table["weights"].notna().all()
     measure = "weights" if by_weights else "vectors"
     values = table.set_index("layer")[measure]
-    low, high = compared(brief_share, float(values.min()), float(values.max()))
+    low, high = percentage(float(values.min())), percentage(float(values.max()))
     what = "weights" if by_weights else "hidden vectors"
     if values.max() == 0:
         return Line("against", f"No weight differs from {name}'s.", "One model will do.", "against")
@@ -316,8 +314,8 @@ def _against(table: pd.DataFrame, name: str) -> Line:
     last = table.iloc[-1]
     return Line(
         "against",
-        f"Compared with {name}, the {what} of layers have changed by {between_numbers(low, high)}, {where}; hidden vectors differ by "
-        f"{brief_share(float(last['vectors']))} after the last layer.",
+        f"Compared with {name}, the {what} of layers have changed by {between_numbers(low, high)}, {where}; hidden vectors "
+        f"differ by {brief_share(float(last['vectors']))} after the last layer.",
         do,
         "against",
     )
@@ -356,7 +354,7 @@ def content(measured: Measured, command: str) -> dict[str, Any]:
 
 def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of a table, with None for what is missing or infinite."""
-    return [{name: _plain(value) for name, value in row.items()} for row in table.to_dict("records")]
+    return [{str(name): _plain(value) for name, value in row.items()} for row in table.to_dict("records")]
 
 
 def _plain(value: Any) -> Any:

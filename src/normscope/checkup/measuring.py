@@ -25,6 +25,7 @@ from normscope.models.stored.stored_weights import is_offloaded
 from normscope.results.result import Result
 from normscope.running.options import RunOptions
 from normscope.running.pipeline import analyse
+from normscope.running.progress import Phase, Phases
 from normscope.statistics.intervals import FEWEST
 from normscope.streams import Progress
 
@@ -57,26 +58,28 @@ class Measured:
     """The model that it is compared with."""
 
 
-def measured(options: RunOptions, against: str | None, progress: Progress, *, shown: bool) -> Measured:
+def measured(options: RunOptions, against: str | None, phases: Phases) -> Measured:
     """Examine a model.
 
     Args:
         options: The model, the corpus, and the options of the analyses; everything else is ignored.
         against: Hub name or folder of the model to compare with.
-        progress: Shows how far the passes are.
-        shown: Whether a terminal shows what the analyses are doing.
+        phases: Shows what it is doing: loading, the pass of the analyses, and passes with something rounded.
 
     Raises:
         InputError: If a model cannot be loaded or observed, some weights are kept elsewhere, the models have different shapes,
             or there are too few texts.
     """
+    progress = phases.steps
     model = _loaded(options)
     base = None
     if against is not None:
         base = _loaded(dataclasses.replace(options, model=_other(options, against)), key="--against")
         require_same_shape(model, base)
     corpus = open_corpus(options.dataset)
-    result = analyse(_with_analyses(options, model), model, corpus, progress=shown)
+    phases.begin(Phase.PASS)
+    result = analyse(_with_analyses(options, model), model, corpus, progress=False)
+    phases.begin(Phase.INTERVENTIONS)
     runner = _runner(model, options, progress)
     chosen, judged = _texts(runner, corpus.examples(), options.seed)
     passes = Passes(runner)
@@ -152,8 +155,8 @@ def _texts(
             break
     if len(found) < 2 * FEWEST:
         raise InputError(
-            f"dataset: checkup chooses modules on some texts and judges them on others: expected at least {2 * FEWEST} texts of "
-            f"{SHORTEST} tokens or more, got {len(found)}"
+            f"dataset: checkup chooses modules on some texts and judges them on others: expected at least {2 * FEWEST} texts "
+            f"of {SHORTEST} tokens or more, got {len(found)}"
         )
     half = len(found) // 2
     return found[:half], found[half:]

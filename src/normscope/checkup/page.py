@@ -48,6 +48,7 @@ def page(measured: Measured, lines: Sequence[Line], command: str) -> str:
                 name,
                 title.format(other),
                 question=question,
+                findings=[line.sentence for line in lines if line.about == name],
                 measures=[Measure([figures[name]], id=name)],
                 tables=[_folded(name, measured.tables[name])],
             )
@@ -91,9 +92,9 @@ def described(measured: Measured) -> dict[str, Figure]:
             limits=(0.0, 1.0),
             value_label="share, correlation",
             caption=(
-                "Left: the share of each head in the variance over tokens of what the heads of its layer add. A white head adds the "
-                "same vector to every token. Right: the correlation of what it adds with what the most similar head of the same "
-                "layer adds. Dark heads do what another one does."
+                "Left: the share of each head in the variance over tokens of what the heads of its layer add. A white head "
+                "adds the same vector to every token. Right: how what a head adds correlates with what the most similar head "
+                "of the same layer adds. Dark heads do what another one does."
             ),
         ),
     }
@@ -122,8 +123,8 @@ def _inputs(table: pd.DataFrame) -> Figure:
         column="layer",
         value_label="log₁₀ of the largest |x| ÷ the median |x|",
         caption=(
-            "How far the largest input of each linear layer is from the median: 3 stands for 1,000 times. A scale for all inputs of a "
-            "dark module leaves few of 256 steps to the others."
+            "How far the largest input of each linear layer is from the median: 3 stands for 1,000 times. In a dark module, "
+            "one scale for all inputs leaves hardly any of its 255 steps to most of them."
         ),
     )
 
@@ -158,8 +159,8 @@ def _rounding(table: pd.DataFrame, *, has_loss: bool) -> Figure:
         value_label=what,
         interval=("low", "high"),
         caption=(
-            "What it costs to round the weights and inputs of all linear layers, on other texts than those on which the skip list "
-            "was chosen: mean over texts with its 95% interval. “The same” is int8 with one scale per tensor."
+            "What it costs to round the weights and inputs of all linear layers, on other texts than those on which the skip "
+            "list was chosen: mean over texts with its 95% interval. “The same” is int8 with one scale per tensor."
         ),
     )
 
@@ -175,8 +176,8 @@ def _by_layer(table: pd.DataFrame) -> Figure:
         y_label="‖x̂ − x‖ ÷ ‖x‖ after the last layer",
         log_y=True,
         caption=(
-            "How much the last hidden vectors change when the linear layers of one layer are rounded, on a logarithmic scale: mean "
-            "over texts with its 95% interval."
+            "How much the last hidden vectors change when the linear layers of one layer are rounded, on a logarithmic scale: "
+            "mean over texts with its 95% interval."
         ),
     )
 

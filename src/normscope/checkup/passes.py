@@ -97,11 +97,10 @@ class Passes:
     def _replaced(self, around: Around | None, calls: LayerCalls) -> Iterator[None]:
         """Context in which `around` is called in place of linear layers."""
         with contextlib.ExitStack() as stack:
-            for name, module in self.linear.items() if around is not None else ():
-                own = module.forward
-                had = vars(module).get("forward")
-                module.forward = functools.partial(_called, around, name, module, own, calls)
-                stack.callback(_give_back, module, had)
+            if around is not None:
+                for name, module in self.linear.items():
+                    stack.callback(_give_back, module, vars(module).get("forward"))
+                    module.__dict__["forward"] = functools.partial(_called, around, name, module, module.forward, calls)
             yield
 
 
@@ -116,4 +115,4 @@ def _give_back(module: nn.Module, had: Any) -> None:
     if had is None:
         del module.forward
     else:
-        module.forward = had
+        module.__dict__["forward"] = had

@@ -8,6 +8,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -207,7 +208,7 @@ CHECKUP = (
 """What `checkup` sets, so that it takes minutes; a user's own values come after these."""
 
 
-def checkup_words(asked: argparse.Namespace, words: Sequence[str], presets: Path) -> list[str]:
+def checkup_words(asked: argparse.Namespace, words: Sequence[str], presets: Traversable) -> list[str]:
     """The words of `checkup MODEL` that are left for Hydra.
 
     Args:
