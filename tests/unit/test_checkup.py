@@ -1,6 +1,7 @@
 """A checkup: what is measured, against brute force and cases by hand, and what it says and writes."""
 
 import copy
+import functools
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -139,9 +140,7 @@ def test_rounding_is_that_of_a_model_whose_linear_layers_round(qwen2, target):
 
 def test_the_cost_of_a_layer_is_that_of_whole_passes(qwen2, bert):
     for cases in (qwen2, bert):
-        table = costs_by_layer(
-            cases.passes, cases.batches, [1, 2, 3], lambda target, layer: cases.rounding(target, layer=layer), no_bar
-        )
+        table = costs_by_layer(cases.passes, cases.batches, [1, 2, 3], functools.partial(_of_layer, cases), no_bar)
         assert len(table) == 3 * len(NumberFormat)
         before = [cases.passes.run(batch) for batch in cases.batches]
         for row in table.to_dict("records"):
@@ -149,6 +148,10 @@ def test_the_cost_of_a_layer_is_that_of_whole_passes(qwen2, bert):
             expected = summary_of(before, [cases.passes.run(batch, around) for batch in cases.batches])
             assert {name: row[name] for name in expected} == pytest.approx(expected, nan_ok=True)
             assert row["change"] > 0
+
+
+def _of_layer(cases, target, layer):
+    return cases.rounding(target, layer=layer)
 
 
 def test_costs_are_means_over_texts_with_intervals():
@@ -235,8 +238,9 @@ def test_what_is_skipped_because_of_its_inputs_helps_and_random_modules_do_not()
     assert table["dimension"][0] == 3
     chosen = table.loc[table["massive"], "module"].tolist()
     target = NumberFormat.int8_per_tensor
-    variants = {"all": cases.rounding(target), "chosen": cases.rounding(target, SkipList(chosen))}
-    variants |= {name: cases.rounding(target, SkipList([name])) for name in cases.inputs.largest if name not in chosen}
+    lists = {"all": SkipList(), "chosen": SkipList(chosen)}
+    lists |= {name: SkipList([name]) for name in cases.inputs.largest if name not in chosen}
+    variants = {name: functools.partial(cases.rounding, target, skipped) for name, skipped in lists.items()}
     before = [cases.passes.run(batch) for batch in cases.batches]
     cost = costs(cases.passes, cases.batches, variants, before, no_bar).set_index("rounded")["change"]
     saved = cost["all"] - cost.drop("all")
@@ -282,7 +286,7 @@ class _Presets:
         return SimpleNamespace(is_file=lambda: name == "minilm.yaml")
 
 
-def test_a_model_is_a_preset_or_a_name(tmp_path):
+def test_a_model_is_a_preset_or_a_name():
     assert asked("minilm")[0] == "model=minilm"
     assert asked("some/model", "--against", "other", "dataset=text")[0] == 'model.name="some/model"'
     assert asked("some/model", "dataset=text")[-1] == "dataset=text"
@@ -329,8 +333,8 @@ def checkup(losses: dict[str, float], skipped: SkipList = SkipList(["a"] * 4, [2
 def test_a_skip_list_that_helps_is_to_be_used_and_one_that_does_not_is_not():
     line = findings._skipped(checkup(LOSSES))
     assert line.found == (
-        "In int8, one scale per tensor, the loss on other texts goes from 4.17 to 4.94; with 4 linear layers and dimensions 247 "
-        "and 507 left as they are, to 4.30 (random ones of the same number: 4.93 to 4.95)."
+        "In int8, one scale per tensor, the loss on other texts goes from 4.17 to 4.94; with 4 linear layers and dimensions "
+        "247 and 507 left as they are, to 4.30 (random ones of the same number: 4.93 to 4.95)."
     )
     assert line.do == 'Put "skip" of checkup.json into the list of what your quantiser skips.'
     line = findings._skipped(checkup(LOSSES | {"without_skipped": 4.92}))
@@ -349,8 +353,8 @@ def test_where_a_tuned_model_differs():
     table = pd.DataFrame({"layer": [1, 2, 3, 4], "weights": [0.07, 0.08, 0.15, 0.17], "vectors": 0.3})
     line = findings._against(table, "base")
     assert line.found == (
-        "Compared with base, the weights of layers have changed by 7.0% to 17.0%, most in layers 3, 4; hidden vectors differ by "
-        "30% after the last layer."
+        "Compared with base, the weights of layers have changed by 7.0% to 17.0%, most in layers 3, 4; hidden vectors differ "
+        "by 30% after the last layer."
     )
     line = findings._against(table.assign(weights=[0.012, 0.013, 0.015, 0.017]), "base")
     assert "1.2% to 1.7%, everywhere alike" in line.found

@@ -1,7 +1,8 @@
 """Everything that a checkup measures: three analyses, and passes with the linear layers of the model rounded."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -168,14 +169,14 @@ def _skip_list(linear_inputs: pd.DataFrame, result: Result) -> SkipList:
     return SkipList(modules, sorted(result.tables["outliers_model"]["dimension"].tolist()))
 
 
-def _variants(inputs: LinearInputs, skipped: SkipList, width: int, seed: int) -> dict[str, Rounding]:
+def _variants(inputs: LinearInputs, skipped: SkipList, width: int, seed: int) -> dict[str, Callable[[], Rounding]]:
     """What is rounded: everything in each format, and in int8 all but the skip list, or all but random ones of its size."""
     largest = inputs.largest
-    found = {str(target): Rounding(target, largest, width) for target in NumberFormat}
+    found = {str(target): functools.partial(Rounding, target, largest, width) for target in NumberFormat}
     if not skipped.modules and not skipped.dimensions:
         return found
-    per_tensor = NumberFormat.int8_per_tensor
-    found["without_skipped"] = Rounding(per_tensor, largest, width, skipped)
+    per_tensor = functools.partial(Rounding, NumberFormat.int8_per_tensor, largest, width)
+    found["without_skipped"] = functools.partial(per_tensor, skipped)
     generator = np.random.default_rng(seed)
     modules = sorted(set(largest) - set(skipped.modules))
     dimensions = np.setdiff1d(np.arange(width), list(skipped.dimensions))
@@ -184,5 +185,5 @@ def _variants(inputs: LinearInputs, skipped: SkipList, width: int, seed: int) ->
             generator.choice(modules, min(len(skipped.modules), len(modules)), replace=False).tolist(),
             generator.choice(dimensions, min(len(skipped.dimensions), len(dimensions)), replace=False).tolist(),
         )
-        found[f"without_random_{number}"] = Rounding(per_tensor, largest, width, random)
+        found[f"without_random_{number}"] = functools.partial(per_tensor, random)
     return found

@@ -82,7 +82,7 @@ def distance(vectors: Float[Tensor, "batch token model"], before: Float[Tensor, 
 def costs(
     passes: Passes,
     batches: Sequence[Batch],
-    variants: Mapping[str, Rounding],
+    variants: Mapping[str, Callable[[], Rounding]],
     before: Sequence[Outcome],
     progress: Progress,
 ) -> pd.DataFrame:
@@ -91,13 +91,14 @@ def costs(
     Args:
         passes: Runs the model.
         batches: The texts, a batch each.
-        variants: What is rounded, by name.
+        variants: What makes each kind of rounding, by name; a rounding keeps a copy of the weights that it rounds.
         before: What the unchanged model makes of the texts.
         progress: Shows how far it is.
     """
-    steps = [(name, rounding) for name, rounding in variants.items()]
+    steps = list(variants.items())
     rows = []
-    for name, rounding in progress(steps, len(steps), "what rounding costs"):
+    for name, make in progress(steps, len(steps), "what rounding costs"):
+        rounding = make()
         after = [passes.run(batch, rounding) for batch in batches]
         rows.append({"rounded": name} | summary_of(before, after))
     return pd.DataFrame(rows)
