@@ -174,7 +174,7 @@ def _linear_inputs(table: pd.DataFrame) -> Line:
     more = f" and {len(massive) - _NAMED} more" if len(massive) > _NAMED else ""
     return Line(
         "linear_inputs",
-        f"The inputs of {len(massive)} of {len(table)} linear layers have values of more than 100 and 1,000 times the median: "
+        f"The inputs of {len(massive)} of {len(table)} linear layers have values of more than 1,000 times the median: "
         f"{enumeration(named)}{more}.",
         "Do not quantise these modules, or give each token of their inputs a scale of its own.",
         "linear_inputs",

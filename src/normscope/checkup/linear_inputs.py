@@ -1,5 +1,6 @@
 """What the linear layers of a model read: how far the largest value is from the usual one, and in which dimensions."""
 
+import math
 from collections.abc import Callable
 
 import pandas as pd
@@ -8,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.checkup.passes import LinearCall
-from normscope.maths.massive import is_massive
+from normscope.maths.massive import MASSIVE_RATIO
 
 
 class LinearInputs:
@@ -34,23 +35,24 @@ class LinearInputs:
         """One row per linear layer, the largest ratio first.
 
         `largest` is the largest |x| over texts, tokens and dimensions, `dimension` (from 0) where it is, `median` the mean over
-        texts of the median |x| of a text, and `ratio` the one divided by the other. `massive`: whether the largest would be a
-        massive activation of the residual stream (`maths/massive`), more than 100 and at least 1,000 times the median. A linear
-        layer that several layers share has the number of the first.
+        texts of the median |x| of a text, and `ratio` the one divided by the other. `massive`: whether that is at least 1,000,
+        as it is of massive activations of the residual stream (`maths/massive`); how large they are makes no difference to
+        rounding. A linear layer that several layers share has the number of the first.
         """
         rows = []
         for name, largest in self.largest.items():
             medians = self._medians[name]
-            most, median = largest.max(), sum(medians) / len(medians)
+            most, median = float(largest.max()), sum(medians) / len(medians)
+            ratio = most / median if median > 0 else math.inf if most > 0 else 0.0
             rows.append(
                 {
                     "module": name,
                     "layer": self._layers[name],
-                    "largest": float(most),
+                    "largest": most,
                     "dimension": int(largest.argmax()),
                     "median": median,
-                    "ratio": float(most) / median if median > 0 else float("inf") if most > 0 else 0.0,
-                    "massive": bool(is_massive(most, torch.tensor(median))),
+                    "ratio": ratio,
+                    "massive": ratio >= MASSIVE_RATIO,
                 }
             )
         table = pd.DataFrame(rows).astype({"layer": "Int64"})

@@ -169,10 +169,12 @@ def _skip_list(linear_inputs: pd.DataFrame, result: Result) -> SkipList:
     return SkipList(modules, sorted(result.tables["outliers_model"]["dimension"].tolist()))
 
 
-def _variants(inputs: LinearInputs, skipped: SkipList, width: int, seed: int) -> dict[str, Callable[[], Rounding]]:
+def _variants(inputs: LinearInputs, skipped: SkipList, width: int, seed: int) -> Mapping[str, Callable[[], Rounding]]:
     """What is rounded: everything in each format, and in int8 all but the skip list, or all but random ones of its size."""
     largest = inputs.largest
-    found = {str(target): functools.partial(Rounding, target, largest, width) for target in NumberFormat}
+    found: dict[str, Callable[[], Rounding]] = {
+        str(target): functools.partial(Rounding, target, largest, width) for target in NumberFormat
+    }
     if not skipped.modules and not skipped.dimensions:
         return found
     per_tensor = functools.partial(Rounding, NumberFormat.int8_per_tensor, largest, width)
