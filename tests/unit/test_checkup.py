@@ -363,3 +363,84 @@ def test_where_a_tuned_model_differs():
 def test_modules_of_all_layers_share_a_name():
     assert part_of("model.layers.11.mlp.down_proj") == "mlp.down_proj"
     assert part_of("transformer.layer.0.ffn.lin1") == "ffn.lin1"
+
+
+def metrics(**more: float) -> dict[str, float]:
+    of_text = {"sink_rate/first": 0.65, "mass/first": 0.45, "contribution/first": 0.25, "sink_rate/punctuation": 0.05}
+    found = {f"sinks/text/with_bos/{name}": value for name, value in of_text.items()}
+    found |= {
+        "outliers/share_of_dimensions": 0.003,
+        "outliers/share_of_length": 0.8,
+        "score/share_of_outliers/mean": 0.33,
+    }
+    found |= {"sinks/massive/count": 2.0, "sinks/massive/first_layer": 12.0, "sinks/massive/last_layer": 29.0}
+    found |= {"sinks/massive/largest": 24890.0, "sinks/massive/ratio": 15150.0, "sinks/ablation/zero/loss/before": 4.0}
+    found |= {"sinks/ablation/zero/loss/after": 17.0, "sinks/ablation/mean/loss/after": 4.05}
+    return found | more
+
+
+def test_outlier_dimensions_and_what_they_decide():
+    line = findings._outliers(metrics(), [247, 507])
+    assert line.found == (
+        "Dimensions 247 and 507 are outliers of the hidden vectors: 0.3% of the dimensions make up 80% of the squared length "
+        "of the mean vector, and decide 33% of the variance of attention scores."
+    )
+    assert findings._outliers(metrics(), []).do == "Nothing has to be kept apart."
+
+
+def test_sinks_by_weight_and_by_contribution():
+    line = findings._sinks(metrics(), causal=True)
+    assert line.found == (
+        "On average, the first token is a sink in 65% of the heads, with 45% of the attention weight and 25% of what heads "
+        "contribute."
+    )
+    assert line.do.startswith("Keep it in the cache when you cut the beginning of a text, and read maps")
+    assert findings._sinks(metrics(), causal=False).do.startswith("Keep it in every text, and")
+    rare = findings._sinks(metrics(**{"sinks/text/with_bos/sink_rate/first": 0.04}), causal=True)
+    assert rare.found == "No token is a sink in many heads: punctuation tokens most often, in 5.0% of them."
+    assert findings._sinks({}, causal=True) is None
+
+
+def test_massive_activations_that_are_a_constant():
+    table = pd.DataFrame({"dimension": [507, 247, 507]})
+    line = findings._massive(metrics(), table)
+    assert line.found == (
+        "Dimensions 247 and 507 of the residual stream reach 24,900, 15,200 times the median, in layers 12 to 29; set to zero, "
+        "they take the loss from 4.00 to 17.0, set to their mean to 4.05."
+    )
+    assert line.do.endswith("replace them by their mean, which is a constant.")
+    other = findings._massive(metrics(**{"sinks/ablation/mean/loss/after": 9.0}), table)
+    assert other.do == "Do not clip or prune them."
+    assert findings._massive(metrics(**{"sinks/massive/count": 0.0}), table).do == "Nothing has to be done about them."
+
+
+def test_linear_layers_with_massive_inputs_are_named():
+    table = pd.DataFrame({"module": ["a.down", "b.down", "c.up"], "ratio": [49000.0, 13000.0, 20.0]})
+    line = findings._linear_inputs(table.assign(massive=[True, True, False]))
+    assert line.found == (
+        "The inputs of 2 of 3 linear layers have values of more than 1,000 times the median: a.down (49,000) and b.down "
+        "(13,000)."
+    )
+    line = findings._linear_inputs(table.assign(massive=False))
+    assert line.found == "No linear layer has massive inputs: the largest is 49,000 times the median, in a.down."
+
+
+def test_the_layer_that_costs_most():
+    rows = [
+        {"layer": layer, "format": target, "change": change, "loss_change": loss}
+        for layer, change, loss in ((1, 0.1, 0.001), (2, 0.2, 0.27), (3, 0.3, 0.005))
+        for target in ("int8_per_tensor", "bfloat16")
+    ]
+    line = findings._by_layer(pd.DataFrame(rows))
+    assert "layer 2 alone adds most to the loss: 0.27; half of the layers stay below 0.005" in line.found
+    line = findings._by_layer(pd.DataFrame(rows).assign(loss_change=math.nan))
+    assert "layer 3 alone changes the last hidden vectors most: 30%; half of the layers stay below 20%" in line.found
+
+
+def test_heads_are_named_by_layer():
+    shares = {"head": [1, 2, 3], "share": [0.01, 0.5, 0.49], "correlation": [0.2, 0.95, 0.95]}
+    table = pd.DataFrame(shares).assign(layer=1, twin=pd.array([2, 3, 2], dtype="Int64"))
+    assert findings._idle(table).found.endswith("less than a tenth of an equal share of the variance: layer 1: 1.")
+    assert findings._alike(table).found.endswith("(correlation 0.900 or more): 2 and 3 of layer 1.")
+    assert findings._alike(table.assign(correlation=0.5)).found.endswith("at most, they correlate at 0.500.")
+    assert findings._idle(table.assign(share=0.33)).found == "None of 3 heads adds the same vector to every token."

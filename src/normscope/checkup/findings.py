@@ -7,7 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from normscope.analyses.declarations.sinks import LOSS
+from normscope.analyses.declarations.outliers import OUTLIERS
+from normscope.analyses.declarations.score import SCORE
+from normscope.analyses.declarations.sinks import LOSS, SINKS
 from normscope.checkup.heads import alike_heads, head_names, idle_heads
 from normscope.checkup.measuring import Measured
 from normscope.maths.quantisation import NumberFormat
@@ -21,7 +23,7 @@ ALIKE = 0.9
 SINK = 0.1
 """Part of the heads in which a position must be a sink to be spoken of."""
 _WORTH = 0.1
-"""Part of what rounding costs that a skip list must save to be worth its trouble."""
+"""Part of a cost that a remedy must save to be worth its trouble, and that it may leave to be a full remedy."""
 TWICE = 2.0
 """Layers are told apart if the weights of one have changed more than so many times as much as those of another."""
 
@@ -65,7 +67,7 @@ def lines(measured: Measured) -> list[Line]:
         _linear_inputs(tables["linear_inputs"]),
         _outliers(metrics, measured.skipped.dimensions),
         _sinks(metrics, causal=measured.model.causal),
-        _massive(metrics, measured.result.tables["sinks_massive"]),
+        _massive(metrics, measured.result.tables[f"{SINKS.name}_massive"]),
         _idle(tables["heads"]),
         _alike(tables["heads"]),
     ]
@@ -77,44 +79,45 @@ def lines(measured: Measured) -> list[Line]:
 def _outliers(metrics: Mapping[str, float], dimensions: Sequence[int]) -> Line:
     if not dimensions:
         return Line(
-            "outliers",
+            OUTLIERS.name,
             "No dimension of the hidden vectors stands far from the others in most layers.",
             "Nothing has to be kept apart.",
-            "outliers_dimensions",
+            f"{OUTLIERS.name}_dimensions",
         )
-    few, length = compared(brief_share, metrics["outliers/share_of_dimensions"], metrics["outliers/share_of_length"])
-    scores = metrics.get("score/share_of_outliers/mean")
+    shares = (metrics[f"{OUTLIERS.name}/{name}"] for name in ("share_of_dimensions", "share_of_length"))
+    few, length = compared(brief_share, *shares)
+    scores = metrics.get(f"{SCORE.name}/share_of_outliers/mean")
     decide = "" if scores is None else f", and decide {brief_share(scores)} of the variance of attention scores"
     are = "is an outlier" if len(dimensions) == 1 else "are outliers"
     return Line(
-        "outliers",
+        OUTLIERS.name,
         f"{_dimensions(dimensions)} {are} of the hidden vectors: {few} of the dimensions make up {length} of the squared "
         f"length of the mean vector{decide}.",
         "Do not prune them, and keep them in a wider format when you quantise.",
-        "outliers_dimensions",
+        f"{OUTLIERS.name}_dimensions",
     )
 
 
 def _sinks(metrics: Mapping[str, float], *, causal: bool) -> Line | None:
     begin = next(
-        (name for name in ("text/with_bos", "text/without_bos") if f"sinks/{name}/mass/first" in metrics), None
+        (name for name in ("text/with_bos", "text/without_bos") if f"{SINKS.name}/{name}/mass/first" in metrics), None
     )
     if begin is None:
         return None
     position = max(
-        (name.rpartition("/")[2] for name in metrics if name.startswith(f"sinks/{begin}/sink_rate/")),
-        key=lambda position: metrics[f"sinks/{begin}/sink_rate/{position}"],
+        (name.rpartition("/")[2] for name in metrics if name.startswith(f"{SINKS.name}/{begin}/sink_rate/")),
+        key=lambda position: metrics[f"{SINKS.name}/{begin}/sink_rate/{position}"],
     )
-    rate = metrics[f"sinks/{begin}/sink_rate/{position}"]
+    rate = metrics[f"{SINKS.name}/{begin}/sink_rate/{position}"]
     tokens = "the first token" if position == "first" else f"{position} tokens"
     if rate < SINK:
         return Line(
-            "sinks",
+            SINKS.name,
             f"No token is a sink in many heads: {tokens} most often, in {brief_share(rate)} of them.",
             "Texts can be cut anywhere.",
-            "sinks_rate",
+            f"{SINKS.name}_rate",
         )
-    mass, contribution = (metrics[f"sinks/{begin}/{name}/{position}"] for name in ("mass", "contribution"))
+    mass, contribution = (metrics[f"{SINKS.name}/{begin}/{name}/{position}"] for name in ("mass", "contribution"))
     short, weight, norm = compared(brief_share, rate, mass, contribution)
     is_first = position == "first"
     keep = (
@@ -122,41 +125,37 @@ def _sinks(metrics: Mapping[str, float], *, causal: bool) -> Line | None:
     )
     read = ", and read maps of attention by contribution rather than by weight" if contribution < mass else ""
     return Line(
-        "sinks",
+        SINKS.name,
         f"On average, {tokens} {'is a sink' if is_first else 'are sinks'} in {short} of the heads, with {weight} of the "
         f"attention weight and {norm} of what heads contribute.",
         f"{keep if is_first else keep.replace('it', 'them', 1)}{read}.",
-        "sinks_rate",
+        f"{SINKS.name}_rate",
     )
 
 
 def _massive(metrics: Mapping[str, float], massive: pd.DataFrame) -> Line:
-    if not metrics.get("sinks/massive/count"):
+    if not metrics.get(f"{SINKS.name}/massive/count"):
         return Line(
             "massive_activations",
             "The residual stream has no massive activations (more than 100 and 1,000 times the median).",
             "Nothing has to be done about them.",
-            "sinks_largest",
+            f"{SINKS.name}_largest",
         )
-    first, last = (int(metrics[f"sinks/massive/{name}_layer"]) for name in ("first", "last"))
-    found = (
-        f"{_dimensions(sorted(set(massive['dimension'].tolist())))} of the residual stream reach "
-        f"{brief(metrics['sinks/massive/largest'])}, {brief(metrics['sinks/massive/ratio'])} times the median, in layers "
-        f"{first} to {last}"
-    )
-    values = [
-        metrics.get(f"sinks/ablation/{value}/{LOSS}/{end}") for value in ("zero", "mean") for end in ("before", "after")
-    ]
+    first, last = (int(metrics[f"{SINKS.name}/massive/{name}_layer"]) for name in ("first", "last"))
+    where = f"layers {first} to {last}" if first != last else f"layer {first}"
+    dimensions = sorted(set(massive["dimension"].tolist()))
+    largest, ratio = (brief(metrics[f"{SINKS.name}/massive/{name}"]) for name in ("largest", "ratio"))
+    reach = "reach" if len(dimensions) > 1 else "reaches"
+    found = f"{_dimensions(dimensions)} of the residual stream {reach} {largest}, {ratio} times the median, in {where}"
     do = "Do not clip or prune them"
-    if None in values:
-        return Line("massive_activations", f"{found}.", f"{do}.", "sinks_largest")
-    before, zero, mean = compared(brief, *(float(values[place] or 0) for place in (0, 1, 3)))
-    found += f"; set to zero, they take the loss from {before} to {zero}, set to their mean to {mean}"
-    constant = abs(float(values[3] or 0) - float(values[0] or 0)) < 0.1 * abs(
-        float(values[1] or 0) - float(values[0] or 0)
-    )
-    replace = "; where their range is in the way, replace them by their mean, which is a constant" if constant else ""
-    return Line("massive_activations", f"{found}.", f"{do}{replace}.", "sinks_largest")
+    of_zero, of_mean = (f"{SINKS.name}/ablation/{value}/{LOSS}" for value in ("zero", "mean"))
+    if f"{of_zero}/before" not in metrics:
+        return Line("massive_activations", f"{found}.", f"{do}.", f"{SINKS.name}_largest")
+    before, zero, mean = (metrics[name] for name in (f"{of_zero}/before", f"{of_zero}/after", f"{of_mean}/after"))
+    found += f"; set to zero, they take the loss from {number(before)} to {number(zero)}, set to their mean to {number(mean)}"
+    if abs(mean - before) < _WORTH * abs(zero - before):
+        do += "; where their range is in the way, replace them by their mean, which is a constant"
+    return Line("massive_activations", f"{found}.", f"{do}.", f"{SINKS.name}_largest")
 
 
 def _linear_inputs(table: pd.DataFrame) -> Line:
@@ -332,7 +331,12 @@ def content(measured: Measured, command: str) -> dict[str, Any]:
     facts = measured.result.facts
     tables = dict(measured.tables) | {
         name: measured.result.tables[name]
-        for name in ("outliers_model", "sinks_massive", "sinks_ablation", "score_concentration")
+        for name in (
+            f"{OUTLIERS.name}_model",
+            f"{SINKS.name}_massive",
+            f"{SINKS.name}_ablation",
+            f"{SCORE.name}_concentration",
+        )
         if name in measured.result.tables
     }
     return {

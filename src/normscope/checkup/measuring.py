@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from normscope.analyses.declarations.outliers import OUTLIERS
+from normscope.analyses.declarations.score import SCORE
+from normscope.analyses.declarations.sinks import SINKS
 from normscope.checkup.against import differences, require_same_shape
 from normscope.checkup.heads import HeadOutputs
 from normscope.checkup.linear_inputs import LinearInputs
@@ -128,7 +131,7 @@ def _other(options: RunOptions, name: str) -> Any:
 
 def _with_analyses(options: RunOptions, model: LoadedModel) -> RunOptions:
     """The options with the analyses of a checkup that are defined for the model."""
-    wanted = {"outliers", "sinks"} | ({"score"} if model.facts.has_score_weights else set())
+    wanted = {OUTLIERS.name, SINKS.name} | ({SCORE.name} if model.facts.has_score_weights else set())
     groups = {
         field.name: dataclasses.replace(getattr(options.analysis, field.name), enabled=field.name in wanted)
         for field in dataclasses.fields(options.analysis)
@@ -166,7 +169,7 @@ def _texts(
 def _skip_list(linear_inputs: pd.DataFrame, result: Result) -> SkipList:
     """Linear layers with massive inputs, and the outlier dimensions of the hidden vectors."""
     modules = linear_inputs.loc[linear_inputs["massive"], "module"].tolist()
-    return SkipList(modules, sorted(result.tables["outliers_model"]["dimension"].tolist()))
+    return SkipList(modules, sorted(result.tables[f"{OUTLIERS.name}_model"]["dimension"].tolist()))
 
 
 def _variants(inputs: LinearInputs, skipped: SkipList, width: int, seed: int) -> Mapping[str, Callable[[], Rounding]]:

@@ -36,7 +36,7 @@ def page(measured: Measured, lines: Sequence[Line], command: str) -> str:
     facts = result.facts
     figures = described(measured)
     shown = [line.sentence for line in lines]
-    drawn = [*figures, *(name for name in result.figures if name.startswith(("outliers_", "score_", "sinks_")))]
+    drawn = [*figures, *result.figures]
     own = [sentence.but(figure=sentence.figure if sentence.figure in drawn else "") for sentence in shown]
     other = "" if against is None else without_folders(against)
     sections = [

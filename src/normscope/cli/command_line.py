@@ -18,6 +18,8 @@ from hydra.core.override_parser.types import ChoiceSweep
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
+from normscope.analyses.declarations.score import SCORE
+from normscope.analyses.declarations.sinks import SINKS
 from normscope.config.keys import shown
 from normscope.config.training_step import checkpoints
 from normscope.errors import InputError, one_line
@@ -195,15 +197,14 @@ def _is_file(text: str) -> bool:
         return False
 
 
+_QUICKLY = {
+    SINKS.name: ("inputs=[text]", "ablation_sequences=8", "controls=2"),
+    SCORE.name: ("sequences=16", "intervention_sequences=16", "controls=5"),
+}
 CHECKUP = (
     "tracking=disabled",
     "dataset.limit=60",
-    "analysis.sinks.inputs=[text]",
-    "analysis.sinks.ablation_sequences=8",
-    "analysis.sinks.controls=2",
-    "analysis.score.sequences=16",
-    "analysis.score.intervention_sequences=16",
-    "analysis.score.controls=5",
+    *(f"analysis.{name}.{option}" for name, options in _QUICKLY.items() for option in options),
 )
 """What `checkup` sets, so that it takes minutes; a user's own values come after these."""
 
