@@ -7,6 +7,7 @@ from normscope.checkup.findings import content, lines
 from normscope.checkup.measuring import measured
 from normscope.checkup.page import page
 from normscope.errors import InputError, escaped, one_line
+from normscope.models.options import ModelOptions
 from normscope.reporting.options import Verbosity
 from normscope.running.options import RunOptions
 from normscope.running.progress import Phase, Phases
@@ -16,12 +17,12 @@ from normscope.untrusted.writing import write_file
 PAGE, JSON = "checkup.html", "checkup.json"
 
 
-def check_up(options: RunOptions, against: str | None, command: str, folder: Path) -> Path:
+def check_up(options: RunOptions, against: ModelOptions | None, command: str, folder: Path) -> Path:
     """Examine a model, print what was found, and write the page and the JSON.
 
     Args:
         options: The model, the corpus, the device and the options of `outliers`, `score` and `sinks`.
-        against: Hub name or folder of a model to compare with.
+        against: A model to compare with.
         command: What the user typed.
         folder: Where the files go; it is created.
 

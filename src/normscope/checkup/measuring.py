@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,6 +24,7 @@ from normscope.maths.quantisation import NumberFormat
 from normscope.models.load.interventions import InterventionRunner
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import load
+from normscope.models.options import ModelOptions
 from normscope.models.stored.stored_weights import is_offloaded
 from normscope.results.result import Result
 from normscope.running.options import RunOptions
@@ -62,12 +62,12 @@ class Measured:
     """The model that it is compared with."""
 
 
-def measured(options: RunOptions, against: str | None, phases: Phases) -> Measured:
+def measured(options: RunOptions, against: ModelOptions | None, phases: Phases) -> Measured:
     """Examine a model.
 
     Args:
         options: The model, the corpus, and the options of the analyses; everything else is ignored.
-        against: Hub name or folder of the model to compare with.
+        against: The model to compare with, if any.
         phases: Shows what it is doing: loading, the pass of the analyses, and passes with something rounded.
 
     Raises:
@@ -78,7 +78,7 @@ def measured(options: RunOptions, against: str | None, phases: Phases) -> Measur
     model = _loaded(options)
     base = None
     if against is not None:
-        base = _loaded(dataclasses.replace(options, model=_other(options, against)), key="--against")
+        base = _loaded(dataclasses.replace(options, model=against), key="--against")
         require_same_shape(model, base)
     corpus = open_corpus(options.dataset)
     phases.begin(Phase.PASS)
@@ -106,7 +106,7 @@ def measured(options: RunOptions, against: str | None, phases: Phases) -> Measur
     )
     if base is not None:
         tables["against"] = differences(passes, Passes(_runner(base, options, progress)), judged)
-    return Measured(model, result, tables, skipped, runner.predictor is not None, against)
+    return Measured(model, result, tables, skipped, runner.predictor is not None, None if base is None else base.name)
 
 
 def _loaded(options: RunOptions, key: str = "model.name") -> LoadedModel:
@@ -123,10 +123,6 @@ def _loaded(options: RunOptions, key: str = "model.name") -> LoadedModel:
     if model.facts.is_cross_attention:
         raise InputError("model.stack=cross: checkup reads the tokens of one stack; set model.stack=encoder or decoder")
     return model
-
-
-def _other(options: RunOptions, name: str) -> Any:
-    return dataclasses.replace(options.model, name=name, revision=None, sha256=None, tokenizer=None)
 
 
 def _with_analyses(options: RunOptions, model: LoadedModel) -> RunOptions:

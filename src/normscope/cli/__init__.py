@@ -41,7 +41,7 @@ from normscope.distribution import CHECKOUT, folder
 from normscope.errors import InputError, PeerError, Terminated, escaped, message, one_line, origin, printable
 from normscope.reporting.options import NAME_LENGTH, Verbosity
 from normscope.results.run_files import is_complete
-from normscope.running.options import SCHEMA, RunOptions, check
+from normscope.running.options import SCHEMA, RunOptions, check, run_options
 from normscope.streams import open_streams, shell_word, wrapped
 
 if TYPE_CHECKING:
@@ -290,7 +290,12 @@ def _attention(text: str, asked: Mapping[str, Any], options: RunOptions, run_fol
 def _checkup(against: str | None, command: str, options: RunOptions, run_folder: Path) -> None:
     with quick_imports():
         from normscope.checkup.command import check_up
-    print(check_up(options, against, command, run_folder), flush=True)
+    base = None
+    if against is not None:
+        preset = command_line.preset_of(against, folder("conf") / "model")
+        own = {"name": against} if preset is None else OmegaConf.create(preset.read_text(encoding="utf-8"))
+        base = run_options({"model": own, "dataset": {"kind": options.dataset.kind}, "seed": options.seed}).model
+    print(check_up(options, base, command, run_folder), flush=True)
 
 
 def _serve(options: RunOptions, _: Path) -> None:

@@ -229,9 +229,15 @@ def checkup_words(asked: argparse.Namespace, words: Sequence[str], presets: Trav
     twice = [word for word in words if word.partition("=")[0] in ("model", "model.name")]
     if twice:
         raise InputError(f"checkup {asked.model} and {twice[0]} are both set; expected one of them")
-    is_preset = (presets / f"{asked.model}.yaml").is_file() and not Path(asked.model).is_dir()
-    named = f"model={asked.model}" if is_preset else f"model.name={_quoted(asked.model)}"
+    preset = preset_of(asked.model, presets)
+    named = f"model.name={_quoted(asked.model)}" if preset is None else f"model={asked.model}"
     return [named, *CHECKUP, *words]
+
+
+def preset_of(model: str, presets: Traversable) -> Traversable | None:
+    """The preset of that name; None if it is the name of a folder or of something else."""
+    preset = presets / f"{model}.yaml"
+    return preset if "/" not in model and not Path(model).is_dir() and preset.is_file() else None
 
 
 ATTENTION = ("queries", "keys", "heads", "measure", "reduce", "top")
