@@ -76,6 +76,10 @@ def left(name: str, package: Package, output: Path) -> int:
     """Leave the folders of a package; return the exit status."""
     made = sorted(folder for folder in output.glob(f"{name}*") if any(folder.iterdir()))
     if made:
+        source = made[0] / "SOURCE"
+        if source.is_file() and source.read_text().startswith(package.requirement):
+            print(f"{made[0]}: kept")
+            return 0
         print(f"{made[0]}: exists; expected a new or empty folder", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as temporary:

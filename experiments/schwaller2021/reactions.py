@@ -148,3 +148,7 @@ def colours(tokens: list[str]) -> list[int]:
         numbers = {colour: number for number, colour in enumerate(sorted(set(map(repr, refined))))}
         own = [numbers[repr(colour)] for colour in refined]
     return [int(str(colour)) for colour in own]
+
+
+if __name__ == "__main__":
+    print(*(reaction.text for reaction in reactions()), sep="\n")

@@ -13,6 +13,7 @@ from normscope.analyses.declarations.sinks import LOSS, SINKS
 from normscope.checkup.heads import alike_heads, head_names, idle_heads
 from normscope.checkup.measuring import Measured
 from normscope.maths.quantisation import NumberFormat
+from normscope.reporting.page.elements import without_folders
 from normscope.results.findings import Sentence
 from normscope.rounding import brief, brief_share, compared, counted, enumeration, number, numbered, percentage
 
@@ -72,7 +73,7 @@ def lines(measured: Measured) -> list[Line]:
         _alike(tables["heads"]),
     ]
     if measured.against is not None:
-        found = [_against(tables["against"], measured.against), *found]
+        found = [_against(tables["against"], without_folders(measured.against)), *found]
     return [line for line in found if line is not None]
 
 
@@ -304,11 +305,11 @@ def _against(table: pd.DataFrame, name: str) -> Line:
         middle = (values.max() + values.min()) / 2
         most = values[values > middle].index.tolist()
         where = f"most in {'layer' if len(most) == 1 else 'layers'} {numbered(most)}"
-        do = "Only these layers need to be stored, or tuned again."
+        do = "Start here when you look for what tuning has changed."
     else:
         where, do = (
             "everywhere alike",
-            "A difference of low rank over all layers may store it; no layer can be left out.",
+            "Store all layers: none can be taken from the other model.",
         )
     last = table.iloc[-1]
     return Line(
