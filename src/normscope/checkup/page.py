@@ -92,9 +92,9 @@ def described(measured: Measured) -> dict[str, Figure]:
             limits=(0.0, 1.0),
             value_label="share, correlation",
             caption=(
-                "Left: the share of each head in the variance over tokens of what the heads of its layer add. A white head "
-                "adds the same vector to every token. Right: how what a head adds correlates with what the most similar head "
-                "of the same layer adds. Dark heads do what another one does."
+                "Left: the share of each head in the variance over tokens of what the heads of its layer add. A head without a "
+                "share adds the same vector to every token. Right: how what a head adds correlates with what the most similar "
+                "head of the same layer adds. Near 1, a head does what another one does."
             ),
         ),
     }
@@ -123,8 +123,9 @@ def _inputs(table: pd.DataFrame) -> Figure:
         column="layer",
         value_label="log₁₀ of the largest |x| ÷ the median |x|",
         caption=(
-            "How far the largest input of each linear layer is from the median: 3 stands for 1,000 times. In a dark module, "
-            "one scale for all inputs leaves hardly any of its 255 steps to most of them."
+            "How far the largest input of each linear layer is from the median: 3 stands for 1,000 times. Where that is far, one "
+            "scale for all inputs leaves hardly any of its 255 steps to most of them. Layers count from 1; names of modules "
+            "count as the model's code does, mostly from 0."
         ),
     )
 
@@ -136,7 +137,7 @@ _ROUNDED = {str(target): title for target, title in FORMATS.items()} | {
 
 def _rounding(table: pd.DataFrame, *, has_loss: bool) -> Figure:
     names = _ROUNDED | {
-        name: f"the same without random ones, {name.rpartition('_')[2]}"
+        name: f"int8, all but random list {name.rpartition('_')[2]}"
         for name in table["rounded"]
         if str(name).startswith("without_random")
     }
@@ -160,7 +161,7 @@ def _rounding(table: pd.DataFrame, *, has_loss: bool) -> Figure:
         interval=("low", "high"),
         caption=(
             "What it costs to round the weights and inputs of all linear layers, on other texts than those on which the skip "
-            "list was chosen: mean over texts with its 95% interval. “The same” is int8 with one scale per tensor."
+            "list was chosen: mean over texts with its 95% interval. “All but” is said of one scale per tensor."
         ),
     )
 
