@@ -107,35 +107,31 @@ def is_atom(token: str) -> bool:
     return token[0].isalpha() or (token[0] == "[" and token not in ("[CLS]", "[SEP]", "[MASK]", "[PAD]", "[UNK]"))
 
 
-def bonds(tokens: list[str]) -> list[set[int]]:
-    """The neighbours of each atom, in order; of valid SMILES without `%` rings."""
-    near: list[set[int]] = []
+def bonds(tokens: list[str]) -> list[dict[int, str]]:
+    """The neighbours of each atom and the sign of the bond, empty for a plain one; of valid SMILES without `%` rings."""
+    near: list[dict[int, str]] = []
     last: int | None = None
     branches: list[int | None] = []
     rings: dict[str, int] = {}
-
-    def bond(one: int, other: int) -> None:
-        near[one].add(other)
-        near[other].add(one)
-
+    sign = ""
     for token in tokens:
-        if is_atom(token):
-            near.append(set())
+        if is_atom(token) or (token.isdigit() and token in rings):
+            other = len(near) if is_atom(token) else rings.pop(token)
+            near += [{}] if other == len(near) else []
             if last is not None:
-                bond(last, len(near) - 1)
-            last = len(near) - 1
+                near[last][other] = near[other][last] = sign
+            last, sign = (other if is_atom(token) else last), ""
+        elif token.isdigit():
+            assert last is not None
+            rings[token] = last
         elif token == "(":
             branches.append(last)
         elif token == ")":
             last = branches.pop()
         elif token in (".", ">>"):
             last = None
-        elif token.isdigit():
-            assert last is not None
-            if token in rings:
-                bond(rings.pop(token), last)
-            else:
-                rings[token] = last
+        else:
+            sign = token
     return near
 
 
@@ -144,7 +140,10 @@ def colours(tokens: list[str]) -> list[int]:
     near = bonds(tokens)
     own: list[object] = [token for token in tokens if is_atom(token)]
     for _ in range(len(own)):
-        refined = [(own[atom], tuple(sorted(repr(own[other]) for other in near[atom]))) for atom in range(len(own))]
+        refined = [
+            (own[atom], tuple(sorted(f"{sign}{own[other]}" for other, sign in near[atom].items())))
+            for atom in range(len(own))
+        ]
         numbers = {colour: number for number, colour in enumerate(sorted(set(map(repr, refined))))}
         own = [numbers[repr(colour)] for colour in refined]
     return [int(str(colour)) for colour in own]

@@ -92,9 +92,9 @@ def described(measured: Measured) -> dict[str, Figure]:
             limits=(0.0, 1.0),
             value_label="share, correlation",
             caption=(
-                "Left: the share of each head in the variance over tokens of what the heads of its layer add. A head without a "
-                "share adds the same vector to every token. Right: how what a head adds correlates with what the most similar "
-                "head of the same layer adds. Near 1, a head does what another one does."
+                "Left: the share of each head in the variance over tokens of what the heads of its layer add. A head without "
+                "a share adds the same vector to every token. Right: how what a head adds correlates with what the most "
+                "similar head of the same layer adds. Near 1, a head does what another one does."
             ),
         ),
     }
@@ -123,9 +123,9 @@ def _inputs(table: pd.DataFrame) -> Figure:
         column="layer",
         value_label="log₁₀ of the largest |x| ÷ the median |x|",
         caption=(
-            "How far the largest input of each linear layer is from the median: 3 stands for 1,000 times. Where that is far, one "
-            "scale for all inputs leaves hardly any of its 255 steps to most of them. Layers count from 1; names of modules "
-            "count as the model's code does, mostly from 0."
+            "How far the largest input of each linear layer is from the median: 3 stands for 1,000 times. Where that is far, "
+            "one scale for all inputs leaves hardly any of its 255 steps to most of them. Layers count from 1; names of "
+            "modules count as the model's code does, mostly from 0."
         ),
     )
 
