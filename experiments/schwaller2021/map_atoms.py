@@ -20,7 +20,7 @@ import normscope
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # when it is run as a script
 
-from experiments.schwaller2021.reactions import Reaction, is_atom, reactions
+from experiments.schwaller2021.reactions import Reaction, is_atom, reactions, rewritten
 from normscope.models.load.loaded import LoadedModel
 from normscope.statistics.intervals import interval_over_texts
 
@@ -31,12 +31,15 @@ def main() -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=MODEL, help=f"default: {MODEL}")
+    parser.add_argument(
+        "--rewritten", action="store_true", help="write products from their last atom on, in another order"
+    )
     arguments = parser.parse_args()
     if not arguments.model.is_dir():
         print(f"{arguments.model}: no such folder: python experiments/real_weights/fetch.py rxnmapper", file=sys.stderr)
         return 2
     model = normscope.load(str(arguments.model), dtype="float32")
-    every = reactions()
+    every = [rewritten(reaction) if arguments.rewritten else reaction for reaction in reactions()]
     right = pd.concat([mapped(model, reaction) for reaction in every], keys=range(len(every)), names=["reaction"])
     print(tables(right.reset_index("reaction").reset_index(drop=True), [reaction.kind for reaction in every]))
     return 0

@@ -36,6 +36,10 @@ _TOKEN = re.compile(r"\[[^\]]+\]|Br|Cl|[BCNOPSFIbcnops]|>>|[().=#%\-+\d]")
 _ORGANIC = {"B", "C", "N", "O", "P", "S", "F", "Cl", "Br", "I"}
 
 
+_RINGS = 2
+"""The most rings of a fragment."""
+
+
 class Reaction(NamedTuple):
     """A reaction whose atom map is certain."""
 
@@ -75,6 +79,57 @@ def _reaction(kind: str, template: str, parts: dict[str, str]) -> Reaction:
     return Reaction(kind, text, tuple(links))
 
 
+def rewritten(reaction: Reaction) -> Reaction:
+    """The same reaction with its product written from the last atom on, and branches in another order."""
+    reactants, product = reaction.text.split(">>")
+    tokens = _TOKEN.findall(product)
+    near, atoms = bonds(tokens), [token for token in tokens if is_atom(token)]
+    order: list[int] = []
+    rings: dict[frozenset[int], str] = {}
+    before: dict[int, int | None] = {len(atoms) - 1: None}
+    _visit(len(atoms) - 1, near, before, order, rings)
+
+    def written(atom: int) -> str:
+        own = [number for ring, number in rings.items() if atom in ring]
+        children = [f"{near[atom][other]}{written(other)}" for other in order if before[other] == atom]
+        return atoms[atom] + "".join(own) + "".join(f"({child})" for child in children[:-1]) + "".join(children[-1:])
+
+    text = written(order[0])
+    places = _order_of(order, before)
+    return Reaction(reaction.kind, f"{reactants}>>{text}", tuple(reaction.links[atom] for atom in places))
+
+
+def _visit(
+    atom: int,
+    near: list[dict[int, str]],
+    before: dict[int, int | None],
+    order: list[int],
+    rings: dict[frozenset[int], str],
+) -> None:
+    """Go through a molecule in depth; `rings` gets a number for each bond that closes one."""
+    order.append(atom)
+    for other in sorted(near[atom], reverse=True):
+        if other not in before:
+            before[other] = atom
+            _visit(other, near, before, order, rings)
+        elif before[atom] != other and frozenset((atom, other)) not in rings:
+            rings[frozenset((atom, other))] = str(len(rings) + 1)
+
+
+def _order_of(order: list[int], before: dict[int, int | None]) -> list[int]:
+    """The atoms as they are written: depth first, children in the order in which they were found."""
+    found: list[int] = []
+
+    def add(atom: int) -> None:
+        found.append(atom)
+        for other in order:
+            if before[other] == atom:
+                add(other)
+
+    add(order[0])
+    return found
+
+
 def _filled(side: str, parts: dict[str, str]) -> Iterator[_Token]:
     """The tokens of one side of a template."""
     for piece in re.findall(r"\{[^}]+\}|[^{]+", side):
@@ -83,7 +138,12 @@ def _filled(side: str, parts: dict[str, str]) -> Iterator[_Token]:
             tokens = list(_fragment(name, parts))
             if attached:
                 first = next(place for place in range(1, len(tokens)) if not tokens[place].text.isdigit())
-                branch = [_Token("(", None), *_fragment(attached, parts), _Token(")", None)]
+                # The ring of the first fragment is still open: rings of the other one have other numbers.
+                other = [
+                    _Token(str(int(token.text) + _RINGS), None) if token.text.isdigit() else token
+                    for token in _fragment(attached, parts)
+                ]
+                branch = [_Token("(", None), *other, _Token(")", None)]
                 tokens[first:first] = branch
             yield from tokens
             continue

@@ -7,7 +7,7 @@ import pytest
 from experiments.real_weights import fetch
 from experiments.real_weights.packages import NotProvedError, Package, require
 from experiments.schwaller2021.map_atoms import atoms_of
-from experiments.schwaller2021.reactions import bonds, colours, is_atom, reactions
+from experiments.schwaller2021.reactions import bonds, colours, is_atom, reactions, rewritten
 
 PACKAGE = Package("some-weights==1.0", "0" * 64, "something; licence MIT", "nowhere")
 
@@ -92,3 +92,33 @@ def _tokens(text: str) -> list[str]:
     assert "".join(tokens) == text
     assert any(map(is_atom, tokens))
     return tokens
+
+
+def test_rings_are_closed_where_they_were_opened_and_atoms_have_their_usual_bonds():
+    for reaction in reactions():
+        for molecule in reaction.text.replace(">>", ".").split("."):
+            tokens = _tokens(molecule)
+            near = bonds(tokens)
+            atoms = [token for token in tokens if is_atom(token)]
+            for atom, own in zip(atoms, near, strict=True):
+                assert atom not in "cn" or 2 <= len(own) <= 3
+                assert atom != "C" or len(own) + sum(sign == "=" for sign in own.values()) <= 4
+
+
+def test_a_rewritten_product_is_the_same_molecule_with_the_same_map():
+    for reaction in reactions():
+        other = rewritten(reaction)
+        texts = [each.text.split(">>")[1] for each in (reaction, other)]
+        assert texts[0] != texts[1]
+        graphs = []
+        for text, links in zip(texts, (reaction.links, other.links), strict=True):
+            tokens = _tokens(text)
+            atoms = [token for token in tokens if is_atom(token)]
+            names = [f"{atom} {sorted(own)}" for atom, own in zip(atoms, links, strict=True)]
+            graphs.append(
+                sorted(
+                    (name, sorted(f"{sign}{names[to]}" for to, sign in near.items()))
+                    for name, near in zip(names, bonds(tokens), strict=True)
+                )
+            )
+        assert graphs[0] == graphs[1]
