@@ -58,6 +58,7 @@ REAL := outputs/real_weights
 real: $(VENV)/.installed
 	$(BIN)/python experiments/real_weights/fetch.py all
 	$(BIN)/python experiments/schwaller2021/map_atoms.py | tee $(REAL)/atoms.txt
+	$(BIN)/python experiments/schwaller2021/map_atoms.py --rewritten | tee $(REAL)/atoms_rewritten.txt
 	$(BIN)/python run.py experiment=sun2024_massive model.name=$(REAL)/smollm2 dataset=sample dataset.limit=60 \
 	  tracking=disabled output_dir=$(REAL)/runs/sun2024
 	$(BIN)/python run.py checkup minilm output_dir=$(REAL)/checkups/minilm
