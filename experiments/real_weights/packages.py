@@ -69,7 +69,6 @@ def fetched(package: Package, folder: Path) -> Path:
         archive.extractall(folder / "package")
     missing = [tool for tool in package.tools if importlib.util.find_spec(tool) is None]
     if missing:
-        # Without what they depend on, which the environment has: another NumPy must not come before its own.
-        subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "tools"), *missing], check=True)
-        sys.path.append(str(folder / "tools"))
+        subprocess.run([*pip, "install", "--target", str(folder / "tools"), *missing], check=True)
+        sys.path.append(str(folder / "tools"))  # after the environment's own packages
     return folder / "package"
