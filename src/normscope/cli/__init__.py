@@ -41,7 +41,7 @@ from normscope.distribution import CHECKOUT, folder
 from normscope.errors import InputError, PeerError, Terminated, escaped, message, one_line, origin, printable
 from normscope.reporting.options import NAME_LENGTH, Verbosity
 from normscope.results.run_files import is_complete
-from normscope.running.options import SCHEMA, RunOptions, check
+from normscope.running.options import SCHEMA, RunOptions, check, run_options
 from normscope.streams import open_streams, shell_word, wrapped
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ _COMPOSING = ("hydra", "omegaconf", "antlr4")
 
 _sweep = Sweep()
 _instead: Callable[[RunOptions, Path], None] | None = None
-"""What is done instead of a run, given its options and its folder: `normscope explain`, `attention` and `serve`."""
+"""What is done instead of a run, given its options and its folder: `normscope explain`, `attention`, `checkup` and `serve`."""
 
 
 def main() -> NoReturn:
@@ -261,6 +261,10 @@ def _other_command(
             return functools.partial(_attention, text, keys), words
         case "serve":
             return _serve, words
+        case "checkup":
+            command = shlex.join([program(), *sys.argv[1:]])
+            words = command_line.checkup_words(asked, words, folder("conf") / "model")
+            return functools.partial(_checkup, asked.against, command), words
         case _:
             return None, words
 
@@ -281,6 +285,17 @@ def _attention(text: str, asked: Mapping[str, Any], options: RunOptions, run_fol
     with quick_imports():
         from normscope.live.attention_command import show_attention
     print(show_attention(options, text, asked, run_folder), flush=True)
+
+
+def _checkup(against: str | None, command: str, options: RunOptions, run_folder: Path) -> None:
+    with quick_imports():
+        from normscope.checkup.command import check_up
+    base = None
+    if against is not None:
+        preset = command_line.preset_of(against, folder("conf") / "model")
+        own = {"name": against} if preset is None else OmegaConf.create(preset.read_text(encoding="utf-8"))
+        base = run_options({"model": own, "dataset": {"kind": options.dataset.kind}, "seed": options.seed}).model
+    print(check_up(options, base, command, run_folder), flush=True)
 
 
 def _serve(options: RunOptions, _: Path) -> None:

@@ -8,6 +8,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +18,8 @@ from hydra.core.override_parser.types import ChoiceSweep
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
+from normscope.analyses.declarations.score import SCORE
+from normscope.analyses.declarations.sinks import SINKS
 from normscope.config.keys import shown
 from normscope.config.training_step import checkpoints
 from normscope.errors import InputError, one_line
@@ -39,7 +42,7 @@ _TEXTS = ("explain", "attention")
 """The commands whose first word is a text."""
 VIEWS = ("page", "compare")
 """The commands that read run folders, and take no overrides."""
-_COMMANDS = (*_TEXTS, "serve", *VIEWS, "help")
+_COMMANDS = (*_TEXTS, "serve", "checkup", *VIEWS, "help")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -86,6 +89,10 @@ def _parser() -> _Parser:
         if name in _TEXTS:
             own.add_argument("text", nargs="?")
     own.add_argument("topics", nargs="*")
+    checkup = commands.add_parser("checkup", add_help=False, allow_abbrev=False)
+    checkup.add_argument("--help", "-h", action="store_true")
+    checkup.add_argument("model", nargs="?")
+    checkup.add_argument("--against", metavar="BASE")
     _add_views(commands)
     return parser
 
@@ -198,6 +205,49 @@ def _is_file(text: str) -> bool:
         return False
 
 
+_QUICKLY = {
+    SINKS.name: ("inputs=[text]", "ablation_sequences=8", "controls=2"),
+    SCORE.name: ("sequences=16", "intervention_sequences=16", "controls=5"),
+}
+CHECKUP = (
+    "tracking=disabled",
+    "dataset.limit=60",
+    *(f"analysis.{name}.{option}" for name, options in _QUICKLY.items() for option in options),
+)
+"""What `checkup` sets, so that it takes minutes; a user's own values come after these."""
+
+
+def checkup_words(asked: argparse.Namespace, words: Sequence[str], presets: Traversable) -> list[str]:
+    """The words of `checkup MODEL` that are left for Hydra.
+
+    Args:
+        asked: See `asked_of`.
+        words: The other words.
+        presets: The folder of the presets of models.
+
+    Raises:
+        InputError: If no model is named, in place of a key, or together with one.
+    """
+    example = f"{program()} checkup minilm --against FOLDER"
+    if asked.model is None or "=" in asked.model:
+        given = "" if asked.model is None else f", got {asked.model}"
+        raise InputError(f"checkup: expected a preset, a Hub name or a folder of a model{given}: {example}")
+    if sweeps := {"-m", "--multirun"} & {*words}:
+        raise InputError(f"checkup: expected one model, got a sweep ({min(sweeps)})")
+    twice = [word for word in words if word.partition("=")[0] in ("model", "model.name")]
+    if twice:
+        raise InputError(f"checkup {asked.model} and {twice[0]} are both set; expected one of them")
+    preset = preset_of(asked.model, presets)
+    named = f"model.name={_quoted(asked.model)}" if preset is None else f"model={asked.model}"
+    return [named, *CHECKUP, *words]
+
+
+def preset_of(model: str, presets: Traversable) -> Traversable | None:
+    """The preset of that name; None if it is the name of a folder or of something else."""
+    preset = presets / f"{model}.yaml"
+    return preset if "/" not in model and not Path(model).is_dir() and preset.is_file() else None
+
+
 ATTENTION = ("queries", "keys", "heads", "measure", "reduce", "top")
 """The keys of `attention`, besides `layers`, the model and the device."""
 
@@ -275,7 +325,9 @@ def overrides(words: Sequence[str]) -> list[str]:
             parser.error(f"{listed}: expected a list without spaces: {joined}; or in quotes: {shlex.quote(listed)}")
     words = [text for text in given.overrides if "=" not in text and not text.startswith("~")]
     if words:
-        parser.error(f"{words[0]}: expected key=value, or explain, attention, serve, page or compare as the first word")
+        parser.error(
+            f"{words[0]}: expected key=value, or explain, attention, checkup, serve, page or compare as the first word"
+        )
     if given.experimental_rerun is not None:  # it would read a pickle
         raise InputError("--experimental-rerun: not supported; reproduce=FOLDER repeats a run")
     return list(given.overrides)

@@ -15,6 +15,7 @@ _PAGE = """\
 {program} -m KEY=VALUE,VALUE ...   a sweep: every combination, compared at the end
 {program} explain TEXT|FILE|-      what a model predicts for one text, and why
 {program} attention TEXT|FILE|-    what its tokens, words or spans receive from one another
+{program} checkup MODEL            what to leave alone when you quantise; --against BASE
 {program} serve [KEY=VALUE ...]    a local page: type a text, change a word, see what changes
 {program} page RUN                 remake the figures and the report of a run from its results
 {program} compare RUN RUN ...      a page that compares runs, with a verdict

@@ -130,7 +130,8 @@ class InterventionRunner:
         return Predictor.of(self._model, [Head.NEXT_TOKEN, *([Head.MASKED_TOKEN] if masks else [])])
 
     @property
-    def _predicts_masks(self) -> bool:
+    def predicts_masks(self) -> bool:
+        """Whether the loss is that of masked tokens."""
         return self.predictor is not None and self.predictor.kind is Head.MASKED_TOKEN
 
     @property
@@ -147,7 +148,7 @@ class InterventionRunner:
         model, layers = self._model.model, self._model.layers
         embeddings = embeddings_of(model).weight.numel()
         of_layers = sum(parameter.numel() for parameter in model.parameters()) - embeddings
-        passes = 2 if self._predicts_masks else 1
+        passes = 2 if self.predicts_masks else 1
         of_head = embeddings if self.predictor is not None else 0
         return 2.0 * (passes * max(0, of_layers) * (layers - start + 1) / layers + of_head)
 
@@ -163,7 +164,7 @@ class InterventionRunner:
         """
         batch, outputs = batch.to(self._model.device), dict.fromkeys(start - 1 for start in starts if start > 1)
         texts = _Pass(batch.model_inputs(), dict(outputs))
-        masked = _Pass(self._masked(batch), outputs) if self._predicts_masks else None
+        masked = _Pass(self.masked_inputs(batch), outputs) if self.predicts_masks else None
         return Unchanged(batch, texts, masked, self._passes(batch, texts, masked, visit, None))
 
     def ablated(
@@ -192,7 +193,7 @@ class InterventionRunner:
         logits = self._run(texts, visit, head if masked is None else None, ablation)
         if masked is not None:
             logits = self._run(masked, _nothing, head, ablation)
-        return self._loss(batch, masked, logits)
+        return None if logits is None else self.loss(batch, (texts if masked is None else masked).inputs, logits)
 
     def _run(
         self, again: "_Pass", visit: Callable[[AttentionBlock], None], head: Any, ablation: Ablation | None
@@ -212,8 +213,8 @@ class InterventionRunner:
             )
         return None if head is None else output.logits
 
-    def _masked(self, batch: Batch) -> Mapping[str, Tensor]:
-        """The inputs with masked tokens."""
+    def masked_inputs(self, batch: Batch) -> Mapping[str, Tensor]:
+        """The inputs with masked tokens, the same ones each time: they depend only on the sequences."""
         ids = batch.input_ids.cpu().numpy()
         masked = np.stack(
             [
@@ -223,13 +224,20 @@ class InterventionRunner:
         )
         return batch.model_inputs() | {"input_ids": torch.from_numpy(masked).to(batch.input_ids)}
 
-    def _loss(self, batch: Batch, masked: "_Pass | None", logits: Tensor | None) -> "Loss | None":
-        if logits is None:
-            return None
-        if masked is None:
+    def loss(
+        self, batch: Batch, inputs: Mapping[str, Tensor], logits: Float[Tensor, "batch token vocabulary"]
+    ) -> "Loss":
+        """The loss of a pass of the head.
+
+        Args:
+            batch: The texts.
+            inputs: What the head was given: theirs, or those with masked tokens if `predicts_masks`.
+            logits: What it returned.
+        """
+        if not self.predicts_masks:
             predicted = batch.token_mask[:, 1:]  # padding is on the right
             return _cross_entropy(logits[:, :-1][predicted], batch.input_ids[:, 1:][predicted])
-        predicted = masked.inputs["input_ids"] != batch.input_ids
+        predicted = inputs["input_ids"] != batch.input_ids
         return _cross_entropy(logits[predicted], batch.input_ids[predicted])
 
     def progress(self, steps: Iterable[T], total: int, title: str) -> Iterable[T]:

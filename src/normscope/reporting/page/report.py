@@ -143,18 +143,29 @@ def _not_shown(result: Result) -> str:
 
 def _about(result: Result) -> list[Section]:
     """Where the numbers come from, how to repeat the run, and what to cite."""
+    fold = Markup("<details><summary>{}</summary>{}</details>")
+    code = Markup('<div class="code"><pre tabindex="0">{}</pre></div>')
+    return [
+        provenance(result),
+        Section("again", "Run it again", content=code.format(repeated(result.facts["command"]))),
+        Section("cite", "How to cite", content=fold.format("BibTeX", code.format(citations(result.analyses)))),
+    ]
+
+
+def provenance(result: Result) -> Section:
+    """Where the numbers come from."""
     facts = table(pd.DataFrame(_flat(result.facts), columns=["key", "value"]), "Facts of the run")
     config = yaml.safe_dump(dict(result.config), sort_keys=False, allow_unicode=True)
     fold = Markup("<details><summary>{}</summary>{}</details>")
     pre = Markup("<pre>{}</pre>").format(config)
-    code = Markup('<div class="code"><pre tabindex="0">{}</pre></div>')
-    return [
-        Section(
-            "provenance", "Provenance", content=fold.format("Facts of the run", facts) + fold.format("Full config", pre)
-        ),
-        Section("again", "Run it again", content=code.format(repeated(result.facts["command"]))),
-        Section("cite", "How to cite", content=fold.format("BibTeX", code.format(citations(result.analyses)))),
-    ]
+    return Section(
+        "provenance", "Provenance", content=fold.format("Facts of the run", facts) + fold.format("Full config", pre)
+    )
+
+
+def section_of_analysis(name: str, result: Result) -> Section:
+    """The section of one of the analyses of a result."""
+    return _section(name, result, _shown_tables(result), ())
 
 
 def _shown_tables(result: Result) -> dict[str, pd.DataFrame]:

