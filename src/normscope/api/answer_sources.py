@@ -137,8 +137,9 @@ def sources_with_progress(model: LoadedModel, prompt: object, asked: Asked, prog
         )
     check_followed(model.facts)
     prompt, answer = _without_answer(prompt, asked)
-    batch = before_answer(model, single_text(model, prompt, "sources"))
-    found = found_sources(model, prompt, batch.input_ids[0].tolist(), asked.passages)
+    whole = single_text(model, prompt, "sources")
+    found = found_sources(model, prompt, whole.input_ids[0].tolist(), asked.passages)
+    batch = before_answer(model, whole)
     most = 1 if asked.against is not None else asked.sentences
     sides = [_side(model, prompt, batch, Answer(answer, asked.tokens), most)]
     if asked.against is not None:
@@ -271,7 +272,7 @@ class _Parts(NamedTuple):
     constants: Float[np.ndarray, " piece"]
     first: str
     """What of the first token is among the constants, in words."""
-    passes: float
+    passes: int
     """How many times as many operations as a forward pass of the untouched model it took, about."""
 
 
@@ -284,7 +285,9 @@ def _parts(model: LoadedModel, side: _Side, progress: Progress) -> _Parts:
     neutral = neutral_tokens(model)
     if not is_special and neutral and scores.shape[1] <= _FIRST_TOLD_APART:
         found, _ = _attributed(model, side, neutral, progress)
-        first = found.mean(axis=1)
+        # What a word adds is known to within what neutral tokens differ by; a word among them is as good as one.
+        among = (found.min(axis=1) <= first) & (first <= found.max(axis=1))
+        first = np.where(among, first, found.mean(axis=1))
         passes += len(neutral) * (1 + 2 * len(side.pieces))
         what = f"what {' or '.join(repr(model.tokenizer.decode([each])) for each in neutral)} would add as the first token"
     scores[:, 0] -= first
@@ -342,14 +345,15 @@ def _removals(
         return {}
     order = np.argsort(-values[:, : len(found)].sum(axis=0), kind="stable").tolist()
     most = _REMOVED_OF_LONG if sides[0].is_long else _REMOVED
-    count = len(found) if asked.check is Removed.all else most
-    others = np.random.default_rng(asked.seed).permutation(order[count:])[:count].tolist()
+    others = order[most:]
+    if asked.check is Removed.top:
+        others = np.random.default_rng(asked.seed).permutation(others)[:most].tolist()
     removals = {}
-    chosen = [*order[:count], *others]
+    chosen = [*order[:most], *others]
     for number in progress(chosen, len(chosen), "sources removed"):
         removed = found[number].tokens
         falls = [
             each.untouched - each.sums(answer_without(model, each.batch, each.answer, removed)) for each in sides
         ]
-        removals[number] = Removal(falls[0] - sum(falls[1:]), at_random=number in others)
+        removals[number] = Removal(falls[0] - sum(falls[1:]), is_control=number in others)
     return removals

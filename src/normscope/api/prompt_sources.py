@@ -123,7 +123,7 @@ def _located(named: Sequence[tuple[str, str]], parts: Sequence[str]) -> list[tup
     may occur in them as well; of passages of one length, the order is theirs.
     """
     places: dict[int, tuple[int, Span]] = {}
-    for number in sorted(range(len(named)), key=lambda number: -len(named[number][1].strip())):
+    for number in sorted(range(len(named)), key=lambda number: -len("".join(named[number][1].split()))):
         name, passage = named[number]
         occurrences = list(_occurrences(passage, parts))
         if not occurrences:
@@ -165,7 +165,8 @@ def _nearest(passage: str, parts: Sequence[str]) -> str:
         block = blocks.find_longest_match()
         if block.size > best:
             start = max(0, block.b - block.a)
-            best, match = block.size, part[start : start + len(wanted)]
+            end = re.compile(r"\b|$").search(part, start + len(wanted))
+            best, match = block.size, part[start : end.start() if end else None]
     if best < min(8, len(wanted) // 2):
         return "nothing in it is similar; write {sources} in the prompt where the passages belong"
     return f"the nearest match is {_quoted(match)}, with {counted(best, 'character')} in common"

@@ -36,8 +36,8 @@ class Removal(NamedTuple):
 
     falls: Float[np.ndarray, " sentence"]
     """By how much the log-probability of each sentence falls."""
-    at_random: bool
-    """Whether the source was drawn at random, for comparison."""
+    is_control: bool
+    """Whether the source is not among those that add most, and is removed for comparison."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class SourcedAnswer:
     """Why sources cannot be removed; empty if they can."""
     first: str
     """What of the first token is among the constants, in words."""
-    passes: float
+    passes: int
     """What it cost, in forward passes."""
     tokens: int
     """Those of the prompt and the answer."""
@@ -153,7 +153,7 @@ def _sources(of: SourcedAnswer) -> pd.DataFrame:
 def _removed(of: SourcedAnswer, number: int) -> str:
     if number not in of.removals:
         return ""
-    return "random" if of.removals[number].at_random else "top"
+    return "for comparison" if of.removals[number].is_control else "adds most"
 
 
 def _parts(of: SourcedAnswer) -> pd.DataFrame:
@@ -199,7 +199,7 @@ def _flow(of: SourcedAnswer) -> pd.DataFrame:
 
 def _instructions(of: SourcedAnswer) -> pd.DataFrame:
     """One row per sentence in a source that reads as an instruction, with its share of what all sources that raise it add."""
-    raised = float(np.maximum(of.of_sources, 0).sum()) or 1.0
+    raised = float(np.maximum(of.of_sources, 0).sum()) or np.inf
     return pd.DataFrame(
         [
             {"source": of.sources[number].name, "text": said, "value": value, "share": value / raised}
@@ -218,7 +218,7 @@ def _metrics(of: SourcedAnswer) -> dict[str, float]:
             for each, name in {"source": "sources", "rest": "rest", "answer": "answer", "constants": "constants"}.items()
         },
         "error": of.error,
-        "passes": of.passes,
+        "passes": float(of.passes),
     }
     return found if of.rank_correlation is None else found | {"rank_correlation": of.rank_correlation}
 
@@ -229,24 +229,28 @@ def _findings(of: SourcedAnswer) -> Iterator[str]:
     name, value = of.sources[first].name, float(of.of_sources[first])
     than = f" rather than “{printable(of.against.strip(), _SHOWN)}”" if of.against else ""
     answer = printable("".join(of.sentences).strip(), _SHOWN)
-    fall = of.removal(first)
-    controls = [of.removal(at) for at, each in of.removals.items() if at != first]
-    removed = ""
-    if not np.isnan(fall):
-        verb = "lowers" if fall > 0 else "raises"
-        removed = f" Without it, the log-probability {'is lower' if verb == 'lowers' else 'is higher'} by {number(abs(fall))}"
-        if controls:
-            confirmed = fall > max(0.0, *controls)
-            most = max(controls)
-            beside = f"without any other of the {len(controls)} that were removed, by at most {number(most, signed=True)}"
-            removed += f", {'' if confirmed else 'but '}{beside}: removal {'confirms' if confirmed else 'does not confirm'} it"
-        removed += "."
-    yield f"“{answer}”{than} comes most from {name}: it adds {number(value, signed=True)} to the log-probability.{removed}"
+    yield f"“{answer}”{than} comes most from {name}: it adds {number(value, signed=True)} to the log-probability.{_confirmed(of)}"
     if of.rank_correlation is not None:
         yield (
             f"Over the {len(of.removals)} sources that were removed, the rank correlation of their parts with what removing them "
             f"does is {number(of.rank_correlation, signed=True, digits=2)}: so far can the parts be trusted on this prompt."
         )
+
+
+def _confirmed(of: SourcedAnswer) -> str:
+    """Whether removing the source that adds most lowers the log-probability by more than removing others does."""
+    first = of.order[0]
+    if first not in of.removals:
+        return ""
+    fall = of.removal(first)
+    controls = [of.removal(at) for at, each in of.removals.items() if each.is_control]
+    confirmed = fall > max([0.0, *controls])
+    sentence = f" Without it, the log-probability changes by {number(-fall, signed=True)}"
+    if controls:
+        others = counted(len(controls), "other source")
+        most = " at the lowest" if len(controls) > 1 else ""
+        sentence += f"; without {others}, removed for comparison, by {number(-max(controls), signed=True)}{most}"
+    return f"{sentence}: removal {'confirms' if confirmed else 'does not confirm'} it."
 
 
 def _notes(of: SourcedAnswer) -> Iterator[str]:
@@ -267,7 +271,7 @@ def _notes(of: SourcedAnswer) -> Iterator[str]:
         yield f"No source was removed: {of.not_removed}."
     yield (
         "Method: log-probability with everything held fixed that is not linear, which agreed best with removal of the methods "
-        f"measured. This took the operations of about {counted(round(of.passes), 'forward pass', 'forward passes')} over "
+        f"measured. This took the operations of about {counted(of.passes, 'forward pass', 'forward passes')} over "
         f"{counted(of.tokens, 'token')}."
     )
 
