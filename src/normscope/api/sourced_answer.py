@@ -300,9 +300,10 @@ def _summary(of: SourcedAnswer) -> Summary:
 
 def _figure(of: SourcedAnswer) -> Heatmaps:
     table = _parts(of)
-    table = table[table["kind"] != "answer"]
+    table = table[table["kind"].isin(["source", "rest"])].reset_index(drop=True)
+    names = list(dict.fromkeys(table["source"]))[::-1]  # drawn from the bottom
     return Heatmaps(
-        table=table[["sentence", "source", "value"]].reset_index(drop=True),
+        table=table[["sentence", "value"]].assign(source=pd.Categorical(table["source"], names, ordered=True)),
         values={"value": "part"},
         row="source",
         column="sentence",
