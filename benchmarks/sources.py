@@ -1,8 +1,9 @@
 """Which method finds the sources of an answer: `python -m benchmarks.sources --model FOLDER`.
 
 Generated retrieval prompts, of which it is known which passages are needed: single facts among distractors of the same form,
-contradictions, lists of two and of three facts, chains of two, an injected instruction, and single facts in long prompts. Only prompts
-count to which the model prefers the answer to others of the same form. Each method gives every passage a score for the log-probability of the answer:
+contradictions, lists of two and of three facts, chains of two, an injected instruction, and single facts in long prompts. Only
+prompts count to which the model prefers the answer to others of the same form. Each method gives every passage a score for the
+log-probability of the answer:
 
 - `held`: the parts of `normscope.sources`; `contrast`: the same, less those of the runner-up;
 - `mask gradient`: the gradient of the log-probability with respect to a mask of the keys, 1 everywhere;
@@ -35,10 +36,10 @@ from normscope.api.removed_sources import answer_without
 from normscope.data.batching import Batch
 from normscope.models.load.loaded import LoadedModel
 
-TOWNS = "Velm Tarn Osk Brill Harde Lunn Quay Morra Stell Dunmore Avel Kester".split()
-PEOPLE = "Anna Peter Lucy Mark Helen David Laura Simon Clara Martin Alice Robert".split()
-THINGS = "library museum bridge harbour theatre market".split()
-COLOURS = "red blue green yellow black white".split()
+TOWNS = ["Velm", "Tarn", "Osk", "Brill", "Harde", "Lunn", "Quay", "Morra", "Stell", "Dunmore", "Avel", "Kester"]
+PEOPLE = ["Anna", "Peter", "Lucy", "Mark", "Helen", "David", "Laura", "Simon", "Clara", "Martin", "Alice", "Robert"]
+THINGS = ["library", "museum", "bridge", "harbour", "theatre", "market"]
+COLOURS = ["red", "blue", "green", "yellow", "black", "white"]
 FILLER = "The weather was mild that year, and many people walked along the shore in the evening. "
 
 KINDS = ("single", "contradiction", "two facts", "three facts", "chain", "instruction", "long")
@@ -194,12 +195,12 @@ METHODS: dict[str, Callable[[Case], tuple[np.ndarray, int]]] = {
 
 
 def measured(
-    model: LoadedModel, plain: AutoModelForCausalLM, kind: str, count: int, ablations: int, seed: int, tokens: int, seconds: float
+    model: LoadedModel, plain: AutoModelForCausalLM, kind: str, given: argparse.Namespace
 ) -> Iterator[dict[str, object]]:
     """A row for each method and prompt that the model answers."""
     started, answered = time.monotonic(), 0
-    for tried, prompt in enumerate(prompts(kind, seed, tokens), start=1):
-        if answered == count or tried > 20 * count or time.monotonic() - started > seconds:
+    for tried, prompt in enumerate(prompts(kind, given.seed, given.tokens), start=1):
+        if answered == given.prompts or tried > 20 * given.prompts or time.monotonic() - started > given.seconds:
             print(f"{kind}: {answered} of {tried - 1} prompts answered", flush=True)
             return
         answer, needed = _answer(model, prompt)
@@ -210,10 +211,13 @@ def measured(
         ids = model.tokenizer(prompt.text)["input_ids"]
         found = found_sources(model, prompt.text, ids, names)
         case = Case(model, plain, prompt.text, found, single_text(model, [*ids, *answer[:-1]], "sources"), answer)
-        random = np.random.default_rng([seed, tried])
-        kept = [random.permutation(len(found)) < len(found) / 2 for _ in range(ablations)]
+        random = np.random.default_rng([given.seed, tried])
+        kept = [random.permutation(len(found)) < len(found) / 2 for _ in range(given.ablations)]
         actual = case.without(
-            [[at for source, stays in zip(found, row, strict=True) if not stays for at in source.tokens] for row in kept]
+            [
+                [at for source, stays in zip(found, row, strict=True) if not stays for at in source.tokens]
+                for row in kept
+            ]
         )
         for name, scored in METHODS.items():
             begun = time.monotonic()
@@ -290,10 +294,7 @@ def main() -> None:
     rows_file = given.out / "sources_rows.csv"
     rows = pd.read_csv(rows_file).to_dict("records") if rows_file.exists() else []
     for kind in given.kinds:
-        for row in measured(
-            model, plain, kind, given.prompts, given.ablations, given.seed, given.tokens, given.seconds
-        ):
-            rows.append(row)
+        rows += measured(model, plain, kind, given)
         given.out.mkdir(parents=True, exist_ok=True)
         pd.DataFrame(rows).to_csv(rows_file, index=False)
     table = summary(pd.DataFrame(rows)).to_dict("records")

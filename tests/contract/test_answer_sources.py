@@ -146,7 +146,9 @@ def test_the_runner_up_begins_with_the_most_likely_other_token(model):
 def test_how_far_parts_and_removals_agree(model):
     found = normscope.sources(model, PROMPT, "words", answer=ANSWER)
     removed = found.table.dropna(subset="removal")
-    assert found.metrics["rank_correlation"] == pytest.approx(removed["part"].corr(removed["removal"], method="spearman"))
+    assert found.metrics["rank_correlation"] == pytest.approx(
+        removed["part"].corr(removed["removal"], method="spearman")
+    )
     most = set(found.table.nlargest(3, "part")["source"])
     assert set(removed[removed["removed"] == "adds most"]["source"]) == most
     assert len(removed) == 5
@@ -170,7 +172,10 @@ def test_an_instruction_in_a_source_is_warned_of(model):
     [
         ({"a": "lady cracked", "b": "cracked three"}, "b and a overlap|a and b overlap"),
         ({"a": "the lady cracked five eggs"}, "nearest match is “the lady cracked three eggs”, with 17 characters"),
-        (["zzz qqq"], r"passage 1: “zzz qqq” does not occur in the prompt; nothing in it is similar; write \{sources\}"),
+        (
+            ["zzz qqq"],
+            r"passage 1: “zzz qqq” does not occur in the prompt; nothing in it is similar; write \{sources\}",
+        ),
         ("chat", "sources=chat: expected a conversation"),
         ("pages", "sources=pages: expected passages, or one of chat, sentences, words"),
         ([" "], "expected at least one passage with text"),
@@ -186,9 +191,7 @@ def test_other_bad_input(model):
         normscope.sources(model, PROMPT, PASSAGES, answer=ANSWER * 20)
     with pytest.raises(InputError, match="longer than 30 tokens"):
         normscope.sources(model, PROMPT * 20, PASSAGES, answer=ANSWER)
-    encoder = LoadedModel(
-        model.model, model.tokenizer, model.facts, "tiny", None, 30, load_head=lambda _kind: None
-    )
+    encoder = LoadedModel(model.model, model.tokenizer, model.facts, "tiny", None, 30, load_head=lambda _kind: None)
     with pytest.raises(InputError, match="tiny predicts no next token, so it gives no answer; set model to a causal"):
         normscope.sources(encoder, PROMPT, PASSAGES, answer=ANSWER)
 

@@ -53,7 +53,7 @@ _SENTENCES, _SENTENCES_OF_LONG = 8, 2
 _REMOVED, _REMOVED_OF_LONG = 3, 2
 """How many of the sources that add most are removed, and as many others, each by a forward pass."""
 _FIRST_TOLD_APART = 512
-"""Longest text, in tokens, whose first token's own part is told from that of its position, which takes twice a text's passes."""
+"""Longest text, in tokens, whose first token's own part is told from its position's, at twice the cost of all other parts."""
 
 
 class Asked(NamedTuple):
@@ -132,8 +132,8 @@ def sources_with_progress(model: LoadedModel, prompt: object, asked: Asked, prog
     """
     if model.next_token_head is None or model.facts.reads_target:
         raise InputError(
-            f"answer: {model.name} predicts no next token, so it gives no answer; set model.name to a causal language model, such "
-            "as gpt2"
+            f"answer: {model.name} predicts no next token, so it gives no answer; set model.name to a causal language model, "
+            "such as gpt2"
         )
     check_followed(model.facts)
     prompt, answer = _without_answer(prompt, asked)
@@ -289,7 +289,9 @@ def _parts(model: LoadedModel, side: _Side, progress: Progress) -> _Parts:
         among = (found.min(axis=1) <= first) & (first <= found.max(axis=1))
         first = np.where(among, first, found.mean(axis=1))
         passes += len(neutral) * (1 + 2 * len(side.pieces))
-        what = f"what {' or '.join(repr(model.tokenizer.decode([each])) for each in neutral)} would add as the first token"
+        what = (
+            f"what {' or '.join(repr(model.tokenizer.decode([each])) for each in neutral)} would add as the first token"
+        )
     scores[:, 0] -= first
     return _Parts(scores, constants + first, what, passes)
 
@@ -352,8 +354,6 @@ def _removals(
     chosen = [*order[:most], *others]
     for number in progress(chosen, len(chosen), "sources removed"):
         removed = found[number].tokens
-        falls = [
-            each.untouched - each.sums(answer_without(model, each.batch, each.answer, removed)) for each in sides
-        ]
+        falls = [each.untouched - each.sums(answer_without(model, each.batch, each.answer, removed)) for each in sides]
         removals[number] = Removal(falls[0] - sum(falls[1:]), is_control=number in others)
     return removals

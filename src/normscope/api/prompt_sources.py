@@ -51,7 +51,9 @@ def found_sources(
     parts = [each.content for each in messages_in(text)] if is_messages(text) else list(parts_of(text))
     places = places_of_tokens(model, text, ids) if model.tokenizer.is_fast else None
     if places is None:
-        raise InputError("sources: expected a fast tokenizer that reads the prompt as given, to find passages among its tokens")
+        raise InputError(
+            "sources: expected a fast tokenizer that reads the prompt as given, to find passages among its tokens"
+        )
     named = _named(asked, text, parts)
     spans = _located(named, parts)
     owners = _owners(places, spans, parts)
@@ -59,7 +61,9 @@ def found_sources(
     for number, ((name, passage), (part, (start, end))) in enumerate(zip(named, spans, strict=True)):
         tokens = tuple(at for at, owner in enumerate(owners) if owner == number)
         if not tokens:
-            raise InputError(f"sources: {_quoted(passage)} has no token of its own in the prompt; extend it to whole words")
+            raise InputError(
+                f"sources: {_quoted(passage)} has no token of its own in the prompt; extend it to whole words"
+            )
         inside = parts[part][start:end]
         told = instructions_in(inside)
         of_told = owners_of([_within(places[at], start) for at in tokens], told)
@@ -127,11 +131,14 @@ def _located(named: Sequence[tuple[str, str]], parts: Sequence[str]) -> list[tup
         name, passage = named[number]
         occurrences = list(_occurrences(passage, parts))
         if not occurrences:
-            raise InputError(f"sources: {name}: {_quoted(passage)} does not occur in the prompt; {_nearest(passage, parts)}")
+            raise InputError(
+                f"sources: {name}: {_quoted(passage)} does not occur in the prompt; {_nearest(passage, parts)}"
+            )
         free = [place for place in occurrences if not any(_overlap(place, other) for other in places.values())]
         if not free:
             other = next(at for at, other in places.items() if _overlap(occurrences[0], other))
-            raise InputError(f"sources: {printable(named[other][0], _SHOWN)} and {printable(name, _SHOWN)} overlap in the prompt")
+            both = f"{printable(named[other][0], _SHOWN)} and {printable(name, _SHOWN)}"
+            raise InputError(f"sources: {both} overlap in the prompt; expected passages that share no token")
         places[number] = free[0]
     return [places[number] for number in range(len(named))]
 
@@ -178,7 +185,9 @@ def _owners(
     """The source of each token."""
     owners: list[int | None] = [None] * len(places)
     for part in range(len(parts)):
-        numbers = sorted((number for number, place in enumerate(spans) if place[0] == part), key=lambda at: spans[at][1])
+        numbers = sorted(
+            (number for number, place in enumerate(spans) if place[0] == part), key=lambda at: spans[at][1]
+        )
         own = [None if place is None or place[0] != part else place[1:] for place in places]
         for at, owner in enumerate(owners_of(own, [spans[number][1] for number in numbers])):
             if owner is not None:

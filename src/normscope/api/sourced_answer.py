@@ -215,7 +215,12 @@ def _metrics(of: SourcedAnswer) -> dict[str, float]:
         "log_probability": float(of.log_probability.sum()),
         **{
             name: float(sums[[at for at, kind in enumerate(kinds) if kind == each]].sum())
-            for each, name in {"source": "sources", "rest": "rest", "answer": "answer", "constants": "constants"}.items()
+            for each, name in {
+                "source": "sources",
+                "rest": "rest",
+                "answer": "answer",
+                "constants": "constants",
+            }.items()
         },
         "error": of.error,
         "passes": float(of.passes),
@@ -229,11 +234,12 @@ def _findings(of: SourcedAnswer) -> Iterator[str]:
     name, value = of.sources[first].name, float(of.of_sources[first])
     than = f" rather than “{printable(of.against.strip(), _SHOWN)}”" if of.against else ""
     answer = printable("".join(of.sentences).strip(), _SHOWN)
-    yield f"“{answer}”{than} comes most from {name}: it adds {number(value, signed=True)} to the log-probability.{_confirmed(of)}"
+    adds = f"it adds {number(value, signed=True)} to the log-probability"
+    yield f"“{answer}”{than} comes most from {name}: {adds}.{_confirmed(of)}"
     if of.rank_correlation is not None:
         yield (
-            f"Over the {len(of.removals)} sources that were removed, the rank correlation of their parts with what removing them "
-            f"does is {number(of.rank_correlation, signed=True, digits=2)}: so far can the parts be trusted on this prompt."
+            f"Over the {len(of.removals)} sources that were removed, the rank correlation of their parts with what removing "
+            f"them does is {number(of.rank_correlation, signed=True, digits=2)}: so far can parts be trusted on this prompt."
         )
 
 
@@ -257,9 +263,9 @@ def _notes(of: SourcedAnswer) -> Iterator[str]:
     for _, row in _instructions(of).iterrows():
         if row["share"] >= _LARGE_INSTRUCTION:
             yield (
-                f"Warning: {row['source']} holds what reads as an instruction, “{printable(row['text'], 2 * _SHOWN)}”, and this "
-                f"adds {number(row['value'], signed=True)}, {percentage(row['share'])} of what sources that raise the answer add. "
-                "Check that the answer should follow it."
+                f"Warning: {row['source']} holds what reads as an instruction, “{printable(row['text'], 2 * _SHOWN)}”, and "
+                f"this adds {number(row['value'], signed=True)}, {percentage(row['share'])} of what sources that raise the "
+                "answer add. Check that the answer should follow it."
             )
     sums = dict(zip((kind for kind, _ in of.columns), of.parts.sum(axis=0), strict=True))
     yield (
@@ -309,5 +315,6 @@ def _figure(of: SourcedAnswer) -> Heatmaps:
         column="sentence",
         diverging=True,
         value_label="part of the log-probability (nats)",
-        caption="What each source adds to the log-probability of each sentence of the answer. Orange raises it, purple lowers it.",
+        caption="What each source adds to the log-probability of each sentence of the answer. Orange raises it, purple "
+        "lowers it.",
     )

@@ -1,4 +1,4 @@
-"""The passages of a prompt in files: a folder of texts, a text with blank lines between passages, or questions with documents."""
+"""The passages of a prompt in files: a folder of texts, a text with blank lines between them, or questions with documents."""
 
 import json
 import re
@@ -87,7 +87,9 @@ def _begins(passage: str) -> str:
 def _row(path: Path, row: int) -> Given:
     lines = [line for line in text_in(path, "sources").split("\n") if line.strip()]
     if not 1 <= row <= len(lines):
-        raise InputError(f"row={row}: expected a row from 1 to {len(lines)}, as {path} has {counted(len(lines), 'row')}")
+        raise InputError(
+            f"row={row}: expected a row from 1 to {len(lines)}, as {path} has {counted(len(lines), 'row')}"
+        )
     where = f"sources={path}: row {row}"
     try:
         content = parsed_json(lines[row - 1], finite=False)

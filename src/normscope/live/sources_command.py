@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from normscope.api.answer_sources import Asked, sources_with_progress
 from normscope.api.prompt_sources import KINDS
@@ -36,7 +35,9 @@ def show_sources(options: RunOptions, prompt: str | None, asked: Mapping[str, st
     """
     wanted = asked.get("sources")
     is_kind = wanted is None or (wanted in KINDS and not Path(wanted).exists())
-    given = Given({}) if is_kind or wanted is None else read_sources(Path(wanted), _whole("row", asked.get("row", "1"), 1))
+    given = (
+        Given({}) if is_kind or wanted is None else read_sources(Path(wanted), _whole("row", asked.get("row", "1"), 1))
+    )
     if prompt is None and given.question is None:
         raise InputError("explain: expected a prompt, or sources=FILE.jsonl with questions and documents")
     arguments = Asked(

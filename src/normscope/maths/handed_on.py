@@ -26,9 +26,7 @@ class HandedOn(NamedTuple):
     """What stays with sentences that have nothing to hand it on to. With `parts`, it adds up to A and B."""
 
 
-def handed_on(
-    prompt: Float[np.ndarray, "sentence source"], answer: Float[np.ndarray, "sentence sentence"]
-) -> HandedOn:
+def handed_on(prompt: Float[np.ndarray, "sentence source"], answer: Float[np.ndarray, "sentence sentence"]) -> HandedOn:
     """Hand the parts of an answer's own sentences on to the prompt.
 
     Args:

@@ -24,8 +24,8 @@ from normscope.reporting.page.explorer import (
     within_limit,
 )
 from normscope.reporting.page.paper import Run, sections_of_paper
-from normscope.reporting.page.source_view import shows_sources, sources_payload, sources_section
 from normscope.reporting.page.sections import Folded, Measure, Section, render
+from normscope.reporting.page.source_view import shows_sources, sources_payload, sources_section
 from normscope.reporting.tracking import layers_label
 from normscope.results.codes import in_prose, in_words
 from normscope.results.figures import Figure, WordMaps, pairs_of

@@ -76,7 +76,6 @@ class SourcesView {
     const passage = make("p", { className: "passage" }, text);
     const channels = colours(0.5 + (TINT * part) / largest);
     Object.assign(passage.style, { background: `rgb(${channels})`, color: readableOn(channels) });
-    passage.title = "Click to read all of it";
     passage.onclick = () => passage.classList.toggle("whole");
     const bar = (label, value, end) => {
       if (value === null) return make("div", { className: "source-bar faint" }, make("span", {}, label), "not removed");
