@@ -20,6 +20,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -60,11 +61,13 @@ class Prompt:
     """The passages that each answer needs."""
     others: Sequence[str]
     """What is answered wrongly, in the same form."""
+    start: str = ""
+    """What comes before the passages."""
 
     @property
     def text(self) -> str:
         """What the model reads."""
-        return "\n\n".join(self.passages) + f"\n\n{self.question}"
+        return self.start + "\n\n".join(self.passages) + f"\n\n{self.question}"
 
 
 def prompts(kind: str, seed: int, tokens: int = 0) -> Iterator[Prompt]:
@@ -199,10 +202,12 @@ def measured(
 ) -> Iterator[dict[str, object]]:
     """A row for each method and prompt that the model answers."""
     started, answered = time.monotonic(), 0
-    for tried, prompt in enumerate(prompts(kind, given.seed, given.tokens), start=1):
+    for tried, made in enumerate(prompts(kind, given.seed, given.tokens), start=1):
         if answered == given.prompts or tried > 20 * given.prompts or time.monotonic() - started > given.seconds:
             print(f"{kind}: {answered} of {tried - 1} prompts answered", flush=True)
             return
+        # After a special token, no word of the prompt is at the first position.
+        prompt = dataclasses.replace(made, start=str(model.tokenizer.bos_token))
         answer, needed = _answer(model, prompt)
         if not needed:
             continue
@@ -292,14 +297,18 @@ def main() -> None:
     model = normscope.load(given.model)
     plain = AutoModelForCausalLM.from_pretrained(given.model, attn_implementation="eager").eval().requires_grad_(False)
     rows_file = given.out / "sources_rows.csv"
-    rows = pd.read_csv(rows_file).to_dict("records") if rows_file.exists() else []
+    rows: list[dict[str, Any]] = []
+    if rows_file.exists():
+        rows += [{str(name): value for name, value in row.items()} for row in pd.read_csv(rows_file).to_dict("records")]
     for kind in given.kinds:
-        rows += measured(model, plain, kind, given)
         given.out.mkdir(parents=True, exist_ok=True)
-        pd.DataFrame(rows).to_csv(rows_file, index=False)
-    table = summary(pd.DataFrame(rows)).to_dict("records")
-    write(given.out, "sources", table)
-    show(table)
+        for row in measured(model, plain, kind, given):
+            rows.append(row)
+            pd.DataFrame(rows).to_csv(rows_file, index=False)
+    table = summary(pd.DataFrame(rows))
+    found = [dict(zip(table, row, strict=True)) for row in table.itertuples(index=False, name=None)]
+    write(given.out, "sources", found)
+    show(found)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An answer's log-probability without some tokens of its prompt: attention no longer sees them, and others keep their places."""
+"""An answer's log-probability without some tokens of its prompt: attention no longer sees them, others keep their places."""
 
 import inspect
 from collections.abc import Collection, Sequence
