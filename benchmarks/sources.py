@@ -241,16 +241,22 @@ def measured(
             }
 
 
+@torch.inference_mode()
 def _answer(model: LoadedModel, prompt: Prompt) -> tuple[list[int], set[int]]:
     """The tokens of the likeliest answer, and the passages that it needs; none if it is a wrong one."""
+    assert model.next_token_head is not None
     ids = model.tokenizer(prompt.text)["input_ids"]
-    found: dict[str, tuple[float, list[int]]] = {}
-    for said in (*prompt.needs, *prompt.others):
-        answer = model.tokenizer(f" {said}")["input_ids"]
-        batch = single_text(model, [*ids, *answer[:-1]], "sources")
-        found[said] = float(answer_without(model, batch, answer).sum()), answer
-    best = max(found, key=lambda said: found[said][0])
-    return found[best][1], prompt.needs.get(best, set())
+    answers = {said: model.tokenizer(f" {said}")["input_ids"] for said in (*prompt.needs, *prompt.others)}
+    if all(len(answer) == 1 for answer in answers.values()):  # one pass has them all
+        logits = model.next_token_head(**single_text(model, ids, "sources").model_inputs()).logits[0, -1]
+        found = {said: float(logits[answer[0]]) for said, answer in answers.items()}
+    else:
+        found = {
+            said: float(answer_without(model, single_text(model, [*ids, *answer[:-1]], "sources"), answer).sum())
+            for said, answer in answers.items()
+        }
+    best = max(found, key=lambda said: found[said])
+    return answers[best], prompt.needs.get(best, set())
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:

@@ -73,7 +73,7 @@ def test_bad_input(capsys, monkeypatch, tmp_path, folder, saved_model, passages)
     assert "gives no answer; set model to a causal" in refused(
         "Some text", "sources=words", f"model.name={saved_model}"
     )
-    assert "expected a prompt, or sources=FILE.jsonl" in refused("--sources", "words", model)
+    assert "expected a prompt, or sources=FILE.jsonl" in refused("sources=words", model)
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from normscope.maths.handed_on import handed_on
+from normscope.attribution.handed_on import handed_on
 
 
 def test_by_hand():

@@ -11,8 +11,8 @@ import scipy.stats
 from jaxtyping import Float
 
 from normscope.api.prompt_sources import Source
+from normscope.attribution.handed_on import HandedOn, handed_on
 from normscope.errors import printable
-from normscope.maths.handed_on import HandedOn, handed_on
 from normscope.results.figures import Heatmaps
 from normscope.results.findings import Sentence, Summary
 from normscope.results.result import Result
