@@ -98,7 +98,8 @@ def _prompt(kind: str, random: np.random.Generator, tokens: int) -> Prompt:
         def listed(order: Sequence[str]) -> str:
             return ", ".join([order[1], *(f"{people[at]}: {order[at]}" for at in more[1:])])
 
-        wrong = [listed(random.permutation(towns[1:]).tolist()) for _ in range(_OTHERS)]
+        drawn = [listed(["", *random.permutation(towns[1:]).tolist()]) for _ in range(_OTHERS)]
+        wrong = [each for each in drawn if each != listed(towns)]
         return Prompt(kind, passages, f"{people[0]}: {towns[0]}, {people[1]}:", {listed(towns): {*more}}, wrong)
     if kind == "contradiction":
         passages[int(order[1])] = f"The {thing} of {towns[at]} was built by {people[PASSAGES]}."
