@@ -276,9 +276,9 @@ def _notes(of: SourcedAnswer) -> Iterator[str]:
     if of.not_removed:
         yield f"No source was removed: {of.not_removed}."
     yield (
-        "Method: log-probability with everything held fixed that is not linear, which agreed best with removal of the methods "
-        f"measured. This took the operations of about {counted(of.passes, 'forward pass', 'forward passes')} over "
-        f"{counted(of.tokens, 'token')}."
+        "Method: log-probability with everything held fixed that is not linear, which agreed with removal as well as the best "
+        "methods measured on generated prompts. This took the operations of about "
+        f"{counted(of.passes, 'forward pass', 'forward passes')} over {counted(of.tokens, 'token')}."
     )
 
 
