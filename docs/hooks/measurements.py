@@ -124,6 +124,23 @@ def _commands() -> str:
     return table(header, rows) + (picture if (ROOT / "docs" / "images" / "commands.png").exists() else "")
 
 
+def _sources() -> str:
+    """How well methods find the sources of an answer, over all prompts, and by kind for ρ."""
+    rows = [
+        (
+            row["kind"],
+            row["method"],
+            str(row["prompts"]).removesuffix(".0"),
+            f"{row['top1']:.2f}",
+            f"{row['top3']:.2f}",
+            f"{row['rho']:.2f} ({row['rho_low']:.2f} to {row['rho_high']:.2f})",
+            f"{row['passes']:.0f}",
+        )
+        for row in _rows("sources")
+    ]
+    return table(("prompts", "method", "count", "first", "all in three", "ρ, median (95%)", "passes"), rows)
+
+
 def _gpu() -> str:
     """What has been measured on a GPU: shapes with time and memory, the tests, and a command; or that nothing has."""
     if not (MEASURED / "gpu.csv").exists():
@@ -221,6 +238,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "commands": _commands,
     "peers": _peers,
     "gpu": _gpu,
+    "sources": _sources,
 }
 """The table of each marker."""
 

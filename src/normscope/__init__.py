@@ -18,6 +18,7 @@ for block in normscope.observe(model, ["one sentence", ("and", "a pair")]):
     decompose         Decompose a text: how much does each token receive from every other, layer by layer?
     attention         Measure how much tokens or regions of a text receive from others through attention, at any length.
     attribute         Attribute a number that a model computes from a text to the text's tokens.
+    sources           Find which passages of a prompt an answer comes from, and confirm it by removing them.
     attribution_maps  Map how much of each output vector of a model comes from each token of a text, through all layers.
     similarity        Split the similarity of two texts into what each pair of tokens adds to it.
     run               Run one analysis or several over texts in memory.
@@ -63,6 +64,7 @@ if TYPE_CHECKING:  # names that are exported, as type checkers want them
     from normscope.api import observe as observe
     from normscope.api import run as run
     from normscope.api import similarity as similarity
+    from normscope.api import sources as sources
     from normscope.api import wrap as wrap
     from normscope.live.notebook import LivePage as LivePage
     from normscope.live.notebook import explore as explore
@@ -74,7 +76,8 @@ if TYPE_CHECKING:  # names that are exported, as type checkers want them
 
 _API = (
     *("Answer", "Callback", "Label", "MaskedToken", "NextToken", "SimilarityTo"),
-    *("attention", "attribute", "attribution_maps", "decompose", "load", "observe", "run", "similarity", "wrap"),
+    *("attention", "attribute", "attribution_maps", "decompose", "load", "observe", "run", "similarity", "sources"),
+    "wrap",
 )
 _LIVE = ("LivePage", "explore")
 _VIEWS = ("compare", "page")

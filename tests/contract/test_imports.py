@@ -107,6 +107,7 @@ ALLOWED = {
         "running.pipeline",
         "running.memory",
         "running.token_maps",
+        "statistics.rank_correlation",
         "statistics.tidy",
     },
     "checkup": {
@@ -140,6 +141,7 @@ ALLOWED = {
         "attribution.embeddings",
         "attribution.readouts",
         "config",
+        "data.source_files",
         "declarations",
         "maths.choices",
         "models",

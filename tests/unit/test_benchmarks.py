@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from transformers import AutoTokenizer
 
-from benchmarks import commands, gpu, measuring
+from benchmarks import commands, gpu, measuring, sources
 from benchmarks.__main__ import main as benchmark
 from benchmarks.measuring import measured
 from benchmarks.scenarios import ANSWER, ANSWER_THROUGH, BARE, PROMPT, SHAPES, Scenario
@@ -284,3 +284,38 @@ def test_commands_cover_the_examples_of_the_sample_in_turn():
     assert lines[:200] == lines[200:400]
     assert len(set(lines)) == 200
     assert {"similarity", "syntax", "alignment"}.isdisjoint(commands.ANALYSES)
+
+
+def test_what_methods_find_is_summarised_over_prompts():
+    """Shares are means over prompts, and ρ is a median with an interval that holds it; all kinds come first."""
+    rows = pd.DataFrame(
+        {
+            "kind": ["single", "single", "chain"],
+            "prompt": [1, 2, 1],
+            "method": "attention",
+            "top1": [True, False, True],
+            "top3": True,
+            "ablations": [0.25, 0.5, 1.0],
+            "passes": [1, 1, 1],
+            "seconds": 1.0,
+        }
+    )
+    table = sources.summary(rows)
+    assert table["kind"].tolist() == ["all", "single", "chain"]
+    assert table["prompts"].tolist() == [3, 2, 1]
+    assert table["top1"].tolist() == pytest.approx([2 / 3, 1 / 2, 1])
+    assert table["rho"].tolist() == [0.5, 0.375, 1.0]
+    assert (table["rho_low"] <= table["rho"]).all()
+    assert (table["rho"] <= table["rho_high"]).all()
+
+
+@pytest.mark.parametrize("kind", sources.KINDS)
+def test_generated_prompts_say_which_passages_are_needed(kind):
+    """An answer stands in one of the passages that it needs, and what is wrong is no answer."""
+    prompt, other = (next(sources.prompts(kind, 0, 200)) for _ in range(2))
+    assert prompt == other
+    assert len(prompt.passages) == sources.PASSAGES
+    for answer, needed in prompt.needs.items():
+        last = answer.replace(":", ",").split(", ")[-1]
+        assert any(last in prompt.passages[place] for place in needed)
+        assert answer not in prompt.others

@@ -1,6 +1,7 @@
 """The Python interface: load or wrap a model, observe its blocks, decompose texts, run analyses, attribute outputs."""
 
 from normscope.api.analysing import run
+from normscope.api.answer_sources import sources
 from normscope.api.attention_values import attention
 from normscope.api.attributed_maps import attribution_maps
 from normscope.api.attributed_scores import attribute
@@ -26,5 +27,6 @@ __all__ = [
     "observe",
     "run",
     "similarity",
+    "sources",
     "wrap",
 ]

@@ -79,7 +79,7 @@ def attributed_answer(
         raise InputError(f"against={against}: expected another answer, as a text or a list of token ids")
     _ = model.verification
     # An answer comes before the special tokens that the tokenizer puts behind a text, as a next token does.
-    prompt = _extended(model, prompt, model.without_ending(prompt.input_ids[0].tolist()), Level.token)
+    prompt = before_answer(model, prompt)
     length = prompt.input_ids.shape[1]
     found = [_attribute(model, text, prompt, target, asked)]
     if against is not None:
@@ -210,23 +210,12 @@ def _attribute(model: LoadedModel, text: object, prompt: Batch, target: Answer, 
     """
     head = required(model, Head.NEXT_TOKEN, "Answer").model
     measure = AnswerMeasure(target.measure)
-    before: list[int] = prompt.input_ids[0].tolist()
-    if target.answer is None:
-        answer = _continued(model, head, prompt, target.tokens)
-    else:
-        answer = _given(model, text if prompt.own is None else None, before, target.answer)
-    ids = [*before, *answer[:-1]]
-    if model.max_length is not None and len(ids) > model.max_length:
-        raise InputError(
-            f"answer: the text ({counted(len(before), 'token')}) and the answer ({len(answer)}) exceed {model.max_length} "
-            f"tokens, the limit of {model.name}"
-        )
-    batch = _extended(model, prompt, ids, asked.level)
+    batch, answer = with_answer(model, text, prompt, target, asked.level)
     by_part = asked.columns is not None
     passed = held_pass(model.model, model.facts, batch.model_inputs(), head, parts=by_part, through=asked.through)
     by_token, effects = None, None
     with torch.inference_mode(False), torch.enable_grad():
-        values = _values(passed, len(before) - 1, answer, measure)
+        values = values_of_answer(passed, prompt.input_ids.shape[1], answer, measure)[0]
         if target.matrix:
             by_token = attribute_scalars(passed, values, asked.bias)
             parts = by_token.sum
@@ -237,7 +226,57 @@ def _attribute(model: LoadedModel, text: object, prompt: Batch, target: Answer, 
     return _Found(batch, answer, parts, None if by_token is None else by_token.scores, effects)
 
 
-def _values(passed: HeldPass, position: int, answer: Sequence[int], measure: AnswerMeasure) -> Float[Tensor, " answer"]:
+def before_answer(model: LoadedModel, prompt: Batch) -> Batch:
+    """A prompt without the special tokens that the tokenizer puts behind a text, as a batch of one."""
+    return _extended(model, prompt, model.without_ending(prompt.input_ids[0].tolist()), Level.token)
+
+
+def with_answer(
+    model: LoadedModel, text: object, prompt: Batch, target: Answer, level: Level
+) -> tuple[Batch, tuple[int, ...]]:
+    """The prompt with all tokens of an answer but the last, which no prediction reads; and the tokens of the answer.
+
+    Args:
+        text: What the answer follows, as it is given.
+        prompt: The same as a batch; see `before_answer`.
+        target: The answer.
+
+    Raises:
+        InputError: If there is no answer, or it is too long for the model.
+    """
+    before: list[int] = prompt.input_ids[0].tolist()
+    if target.answer is None:
+        answer = _continued(model, required(model, Head.NEXT_TOKEN, "Answer").model, prompt, target.tokens)
+    else:
+        answer = _given(model, text if prompt.own is None else None, before, target.answer)
+    ids = [*before, *answer[:-1]]
+    if model.max_length is not None and len(ids) > model.max_length:
+        raise InputError(
+            f"answer: the text ({counted(len(before), 'token')}) and the answer ({len(answer)}) exceed {model.max_length} "
+            f"tokens, the limit of {model.name}"
+        )
+    return _extended(model, prompt, ids, level), answer
+
+
+def runner_up(model: LoadedModel, prompt: Batch, answer: Sequence[int]) -> list[int]:
+    """The answer that begins with the most likely token other than an answer's first, at most as long.
+
+    Args:
+        prompt: See `before_answer`.
+    """
+    head = required(model, Head.NEXT_TOKEN, "Answer").model
+    with torch.inference_mode():
+        best = head(**prompt.model_inputs()).logits[0, -1].topk(2).indices.tolist()
+    first = best[best[0] == answer[0]]
+    if len(answer) == 1:
+        return [first]
+    begun = _extended(model, prompt, [*prompt.input_ids[0].tolist(), first], Level.token)
+    return [first, *_continued(model, head, begun, len(answer) - 1)]
+
+
+def values_of_answer(
+    passed: HeldPass, length: int, answer: Sequence[int], measure: AnswerMeasure
+) -> Float[Tensor, "batch answer"]:
     """What is attributed, for each token of the answer.
 
     A log-probability is linearised where it is, with the probabilities p of all tokens held:
@@ -247,12 +286,13 @@ def _values(passed: HeldPass, position: int, answer: Sequence[int], measure: Ans
     so that the remainder is −H(p), the entropy of the prediction, and everything else adds up to ℓ_t − Σ_v p_v ℓ_v.
 
     Args:
-        position: That of the last token of the prompt.
+        length: Number of tokens of the prompt.
     """
-    logits = passed.output.logits[0, position : position + len(answer)]
+    logits = passed.output.logits[:, length - 1 : length - 1 + len(answer)]
     if measure is AnswerMeasure.log_probability:
         logits = logits.log_softmax(dim=-1)
-    return logits.gather(-1, torch.tensor(answer, device=logits.device)[:, None])[:, 0]
+    numbers = torch.tensor(answer, device=logits.device).expand(len(logits), -1)
+    return logits.gather(-1, numbers[..., None])[..., 0]
 
 
 def _given(model: LoadedModel, text: object, before: Sequence[int], answer: str | list[int]) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ def _scores(
     own = int(batch.input_ids[0, 0])
     if own in model.tokenizer.all_special_ids:
         return {str(model.tokenizer.decode([own])): score}
-    neutral = _neutral(model)
+    neutral = neutral_tokens(model)
     if not neutral:
         return {}
     aim = prepared(model, batch, target, against)
@@ -77,7 +77,7 @@ def _scores(
     return {str(model.tokenizer.decode([each])).strip(): value for each, value in zip(neutral, scores, strict=True)}
 
 
-def _neutral(model: LoadedModel) -> list[int]:
+def neutral_tokens(model: LoadedModel) -> list[int]:
     """The numbers of tokens that say nothing of what follows them."""
     tokenizer = model.tokenizer
     alone = [(mark, encoded(tokenizer, mark, special=False)["input_ids"]) for mark in _MARKS]

@@ -254,6 +254,10 @@ def _other_command(
     """What is asked for instead of a run, None for a run, and the words that are left for Hydra."""
     match asked.command:
         case "explain":
+            keys, words = command_line.source_keys(asked, words)
+            if keys:
+                text = None if asked.text is None else command_line.text_of(asked, SCHEMA.knows)
+                return functools.partial(_sources, text, keys), words
             return functools.partial(_explain, command_line.text_of(asked, SCHEMA.knows), asked.question), words
         case "attention":
             text = command_line.text_of(asked, lambda key: key in command_line.ATTENTION or SCHEMA.knows(key))
@@ -279,6 +283,12 @@ def _explain(text: str, question: str, options: RunOptions, run_folder: Path) ->
     with quick_imports():
         from normscope.live.explaining import explain
     print(explain(options, text, run_folder, question), flush=True)
+
+
+def _sources(text: str | None, asked: Mapping[str, str], options: RunOptions, run_folder: Path) -> None:
+    with quick_imports():
+        from normscope.live.sources_command import show_sources
+    print(show_sources(options, text, asked, run_folder), flush=True)
 
 
 def _attention(text: str, asked: Mapping[str, Any], options: RunOptions, run_folder: Path) -> None:

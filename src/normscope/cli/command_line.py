@@ -88,6 +88,9 @@ def _parser() -> _Parser:
         own.add_argument("--help", "-h", action="store_true")
         if name in _TEXTS:
             own.add_argument("text", nargs="?")
+        if name == "explain":
+            for key in SOURCES:
+                own.add_argument(f"--{key}")
     own.add_argument("topics", nargs="*")
     checkup = commands.add_parser("checkup", add_help=False, allow_abbrev=False)
     checkup.add_argument("--help", "-h", action="store_true")
@@ -252,23 +255,57 @@ ATTENTION = ("queries", "keys", "heads", "measure", "reduce", "top")
 """The keys of `attention`, besides `layers`, the model and the device."""
 
 
+SOURCES = ("sources", "answer", "against", "check", "sentences", "tokens", "row")
+"""The keys of `explain` that ask for the sources of an answer, which may also be written as options."""
+
+
 def attention_keys(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """The keys of `attention` among the words of a command line, with their values as Hydra reads them, and the other words.
 
     Raises:
         InputError: If a key is set twice.
     """
+    asked, others = _own_keys(words, ATTENTION)
+    return {name: _value(word) for name, word in asked.items()}, others
+
+
+def source_keys(asked: argparse.Namespace, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """What is asked for about the sources of an answer, as it was typed, and the other words; nothing for a plain `explain`.
+
+    Without a prompt, the first word that sets a key of ours is not the text.
+
+    Raises:
+        InputError: If a key is set twice, or none of them asks for sources or an answer.
+    """
+    if (asked.text or "").partition("=")[0] in SOURCES and not asked.is_literal and not _is_file(asked.text):
+        words, asked.text = [asked.text, *words], None
+    typed, others = _own_keys(words, SOURCES)
+    keys = {name: word.partition("=")[2] for name, word in typed.items()}
+    for name in SOURCES:
+        option = getattr(asked, name)
+        if option is None:
+            continue
+        if name in keys:
+            raise InputError(f"--{name} and {name}= are both set; expected one of them")
+        keys[name] = option
+    if keys and not {"sources", "answer", "against"} & {*keys}:
+        raise InputError(f"{next(iter(keys))}: belongs to the sources of an answer; set sources or answer as well")
+    return keys, others
+
+
+def _own_keys(words: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The words that set some keys, by key, and the other words."""
     asked: dict[str, str] = {}
     others = []
     for word in words:
         name, sets, _ = word.partition("=")
-        if not sets or name not in ATTENTION:
+        if not sets or name not in names:
             others.append(word)
             continue
         if name in asked:
             raise InputError(f"{word} and {asked[name]} are both set; expected one of them")
         asked[name] = word
-    return {name: _value(word) for name, word in asked.items()}, others
+    return asked, others
 
 
 def _value(override: str) -> Any:

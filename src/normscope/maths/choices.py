@@ -30,6 +30,17 @@ class AnswerMeasure(enum.StrEnum):
     """The logarithms of their probabilities."""
 
 
+class Removed(enum.StrEnum):
+    """Which sources of an answer are removed from the prompt."""
+
+    top = "top"
+    """Those that add most, and as many others at random."""
+    all = "all"
+    """Each of them."""
+    none = "none"
+    """None of them."""
+
+
 class PairMeasure(enum.StrEnum):
     """What is measured between a query and a key, for each head."""
 

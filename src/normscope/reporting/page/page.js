@@ -27,6 +27,8 @@ const address = location.protocol === "about:" ? undefined : reportAddress; // a
 if (explorerData) unpackData(explorerData).then((data) => mountExplorer(document.getElementById("explorer-root"), data));
 const rowData = dataOf("row-data");
 if (rowData) unpackMaps(rowData.sentence).then(() => new RowText(document.getElementById("row-root"), rowData));
+const sourcesData = dataOf("sources-data");
+if (sourcesData) new SourcesView(document.getElementById("sources-root"), sourcesData, address);
 const pairsData = dataOf("pairs-data");
 for (const root of document.querySelectorAll("[data-pairs]")) {
   const pairs = pairsData[root.dataset.pairs];

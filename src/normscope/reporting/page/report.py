@@ -25,6 +25,7 @@ from normscope.reporting.page.explorer import (
 )
 from normscope.reporting.page.paper import Run, sections_of_paper
 from normscope.reporting.page.sections import Folded, Measure, Section, render
+from normscope.reporting.page.source_view import shows_sources, sources_payload, sources_section
 from normscope.reporting.tracking import layers_label
 from normscope.results.codes import in_prose, in_words
 from normscope.results.figures import Figure, WordMaps, pairs_of
@@ -106,6 +107,7 @@ def _page_of_texts(result: Result) -> str:
     facts = table(pd.DataFrame(_flat(result.facts), columns=["key", "value"]), "Facts of the result")
     sections = [
         Section("findings", "Findings", findings=findings, ordered=True, remarks=list(map(begun, result.notes))),
+        *([sources_section()] if shows_sources(result) else []),
         *([row_section(" ".join(notes)) if read else explorer_section(maps, " ".join(notes))] if maps else []),
         Section(
             "results",
@@ -117,13 +119,16 @@ def _page_of_texts(result: Result) -> str:
         Section("provenance", "Provenance", content=facts),
     ]
     text, model = str(result.config.get("text", "")), without_folders(result.facts["model"])
+    about = f"What “{cut(str(result.config['answer']).strip(), _TITLE)}” comes from" if shows_sources(result) else ""
+    about = about or (_title_of_row(maps[0], result.facts) if read else "")
     return render(
-        _title_of_row(maps[0], result.facts) if read else f"{cut(text, _TITLE)} in {model}",
+        about or f"{cut(text, _TITLE)} in {model}",
         sections,
-        subtitle=f"{cut(text, _TITLE)} · {model}" if read else "",
+        subtitle=f"{cut(text, _TITLE)} · {model}" if about else "",
         explorer=payload(maps, next(iter(said), None)) if maps and not read else None,
         pairs={"pairs": pairs_payload(pairs)} if pairs else {},
         row=row_payload(maps[0]) if read else None,
+        sources=sources_payload(result) if shows_sources(result) else None,
     )
 
 

@@ -124,6 +124,7 @@ def render(
     explorer: Mapping[str, Any] | None = None,
     pairs: Mapping[str, Any] | None = None,
     row: Mapping[str, Any] | None = None,
+    sources: Mapping[str, Any] | None = None,
 ) -> str:
     """The page as self-contained HTML.
 
@@ -135,6 +136,7 @@ def render(
         explorer: The data of the explorer, if a section has a place for it.
         pairs: The data of the maps of two texts, by the names of their places.
         row: The data of a text that is read for one query, if a section has a place for it.
+        sources: The data of an answer and its sources, likewise.
     """
     return visible(
         environment()
@@ -144,11 +146,12 @@ def render(
             sections=sections,
             subtitle=subtitle,
             facts=facts,
-            css=style("page.css", "explorer.css", "pairs.css", "row.css"),
-            script=script(*EXPLORER_SCRIPTS, "ranking.js", "row.js", "tables.js", "page.js"),
+            css=style("page.css", "explorer.css", "pairs.css", "row.css", "sources.css"),
+            script=script(*EXPLORER_SCRIPTS, "ranking.js", "row.js", "sources.js", "tables.js", "page.js"),
             tables=packed_data({table.id: table.data for section in sections for table in section.all_tables}),
             explorer=None if explorer is None else script_data(explorer),
             pairs=script_data(pairs or {}),
             row=None if row is None else script_data(row),
+            sources=None if sources is None else script_data(sources),
         )
     )

@@ -1,0 +1,116 @@
+"""The passages of a prompt in files: a folder of texts, a text with blank lines between them, or questions with documents."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from normscope.errors import InputError, printable
+from normscope.rounding import counted
+from normscope.untrusted.plain_data import MIB, opened, parsed_json, read
+
+PLACE = "{sources}"
+"""Where a prompt has its passages."""
+QUESTION = "{question}"
+"""Where a prompt has its question, if that is from a file."""
+PROMPT = f"{PLACE}\n\nQuestion: {QUESTION}\nAnswer:"
+"""The prompt of a question with documents, if no other is given."""
+
+_LONGEST = 16 * MIB
+_BLANK_LINES = re.compile(r"\n[ \t]*\n\s*")
+_NAME = 40
+
+
+class Given(NamedTuple):
+    """What files say of a prompt."""
+
+    passages: Mapping[str, str]
+    """By name, in order."""
+    question: str | None = None
+    answer: str | None = None
+    rows: int = 1
+    """How many questions the file has."""
+
+    def filled(self, prompt: str) -> str:
+        """A prompt with the passages and the question in their places."""
+        passages = "\n\n".join(passage.strip() for passage in self.passages.values())
+        return prompt.replace(QUESTION, self.question or QUESTION).replace(PLACE, passages)
+
+
+def text_in(path: Path, what: str) -> str:
+    """The text of a file in UTF-8.
+
+    Raises:
+        InputError: If it cannot be read.
+    """
+    try:
+        with opened(path) as stream:
+            return read(stream, path, _LONGEST).decode()
+    except (InputError, UnicodeDecodeError) as error:
+        raise InputError(f"{what}={path}: expected a text in UTF-8: {error}") from error
+
+
+def read_sources(path: Path, row: int = 1) -> Given:
+    """The passages in a file or folder.
+
+    Args:
+        path: A folder, each of whose files is a passage; a .jsonl file, each of whose rows has a `question`, its `documents` (a
+            list of texts, or of objects with a `text` and perhaps a `title`) and perhaps an `answer`; or any other text, whose
+            passages are separated by blank lines.
+        row: Which question of a .jsonl file, from 1.
+
+    Raises:
+        InputError: If there are none, or a file cannot be read.
+    """
+    if path.is_dir():
+        files = sorted(each for each in path.iterdir() if each.is_file() and not each.name.startswith("."))
+        found = Given({each.name: text_in(each, "sources") for each in files})
+    elif path.suffix == ".jsonl":
+        found = _row(path, row)
+    elif path.is_file():
+        parts = [part for part in _BLANK_LINES.split(text_in(path, "sources")) if part.strip()]
+        found = Given({f"{number} {_begins(part)}": part for number, part in enumerate(parts, start=1)})
+    else:
+        raise InputError(
+            f"sources={path}: expected a file, a folder, or one of chat, sentences, words; there is no such file"
+        )
+    if not any(passage.strip() for passage in found.passages.values()):
+        raise InputError(f"sources={path}: expected at least one passage, got none")
+    return found
+
+
+def _begins(passage: str) -> str:
+    return printable(" ".join(passage.split()), _NAME)
+
+
+def _row(path: Path, row: int) -> Given:
+    lines = [line for line in text_in(path, "sources").split("\n") if line.strip()]
+    if not 1 <= row <= len(lines):
+        raise InputError(
+            f"row={row}: expected a row from 1 to {len(lines)}, as {path} has {counted(len(lines), 'row')}"
+        )
+    where = f"sources={path}: row {row}"
+    try:
+        content = parsed_json(lines[row - 1], finite=False)
+    except ValueError as error:
+        raise InputError(f"{where}: expected an object with a question and documents: {error}") from error
+    documents = content.get("documents")
+    if not isinstance(content.get("question"), str) or not isinstance(documents, list) or not documents:
+        keys = printable(json.dumps(sorted(content)), 80)
+        raise InputError(f"{where}: expected a `question` (a text) and `documents` (a list), got the keys {keys}")
+    answer = content.get("answer")
+    if answer is not None and not isinstance(answer, str):
+        raise InputError(f"{where}: expected `answer` to be a text, got {printable(json.dumps(answer), 60)}")
+    passages = dict(_document(where, number, each) for number, each in enumerate(documents, start=1))
+    return Given(passages, content["question"], answer, len(lines))
+
+
+def _document(where: str, number: int, document: Any) -> tuple[str, str]:
+    """The name and the text of a document."""
+    title, text = "", document
+    if isinstance(document, dict):
+        title, text = str(document.get("title") or ""), document.get("text")
+    if not isinstance(text, str):
+        raise InputError(f"{where}: expected document {number} to be a text, or an object with a `text`")
+    return f"{number} {printable(title, _NAME) if title else _begins(text)}", text

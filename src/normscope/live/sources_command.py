@@ -1,0 +1,101 @@
+"""`normscope explain PROMPT --sources …`: which passages an answer comes from, in the terminal, as files and a page."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from normscope.api.answer_sources import Asked, sources_with_progress
+from normscope.api.prompt_sources import KINDS
+from normscope.data.source_files import PROMPT, Given, read_sources, text_in
+from normscope.errors import InputError, one_line
+from normscope.live.explaining import PAGE
+from normscope.live.texts import as_given, require_kind
+from normscope.maths.choices import Removed
+from normscope.models.load.loading import load
+from normscope.reporting.options import Verbosity
+from normscope.reporting.page import report
+from normscope.running.options import RunOptions
+from normscope.running.progress import Phase, Phases
+from normscope.untrusted.writing import write_file
+
+GENERATED = "generated"
+
+
+def show_sources(options: RunOptions, prompt: str | None, asked: Mapping[str, str], folder: Path) -> Path:
+    """Print which passages of a prompt an answer comes from, and write the result and its page.
+
+    Args:
+        options: The model, the device, `seed` and `dataset.chat_template`; all other options are ignored.
+        prompt: The prompt, in which `{sources}` and `{question}` are filled in; with `dataset.chat_template`, a conversation
+            (see `live.texts`). None for the default one, around the question of a file.
+        asked: `sources`, `answer`, `against`, `check`, `sentences`, `tokens` and `row`, as they were typed.
+        folder: The folder to write to, created if needed.
+
+    Raises:
+        InputError: If an argument is invalid, or the model gives no answer.
+    """
+    wanted = asked.get("sources")
+    is_kind = wanted is None or (wanted in KINDS and not Path(wanted).exists())
+    given = (
+        Given({}) if is_kind or wanted is None else read_sources(Path(wanted), _whole("row", asked.get("row", "1"), 1))
+    )
+    if prompt is None and given.question is None:
+        raise InputError("explain: expected a prompt, or sources=FILE.jsonl with questions and documents")
+    arguments = Asked(
+        passages=wanted if is_kind else given.passages,
+        answer=_text("answer", asked.get("answer", given.answer or GENERATED)),
+        against=_text("against", asked.get("against", GENERATED)),
+        check=_choice(asked.get("check", "top")),
+        sentences=_whole("sentences", asked["sentences"], 1) if "sentences" in asked else None,
+        tokens=_whole("tokens", asked.get("tokens", "40"), 1),
+        seed=options.seed,
+    )
+    with Phases([Phase.MODEL, Phase.TEXT], shown=options.verbosity is not Verbosity.quiet) as phases:
+        model = load(options.model, options.device)
+        written = PROMPT if prompt is None else prompt
+        require_kind(model, written)
+        text = as_given(model, written, chat=bool(options.dataset.chat_template))
+        if isinstance(text, list):
+            text = [{**message, "content": given.filled(message["content"])} for message in text]
+        elif isinstance(text, str):
+            text = given.filled(text)
+            arguments = arguments._replace(
+                answer=_behind(text, arguments.answer), against=_behind(text, arguments.against)
+            )
+        phases.begin(Phase.TEXT)
+        found = sources_with_progress(model, text, arguments, phases.steps)
+    print(f"\n{found}\n")
+    if given.rows > 1:
+        print(f"{wanted} has {given.rows:,} questions; row=N explains another.")
+    try:
+        found.write(folder)
+        return write_file(folder, PAGE, report.page(found).encode())
+    except OSError as error:
+        raise InputError(f"output_dir={folder}: cannot be written: {one_line(error)}") from error
+
+
+def _text(key: str, typed: str) -> str | None:
+    """A text, or that of a file after @; None for what the model says."""
+    if typed == GENERATED:
+        return None
+    said = text_in(Path(typed[1:]), key).removesuffix("\n") if typed.startswith("@") else typed
+    if not said.strip():
+        raise InputError(f"{key}: expected a text, got an empty one")
+    return said
+
+
+def _behind(prompt: str, answer: str | list[int] | None) -> str | list[int] | None:
+    """An answer with the space that separates its first word from the prompt's last."""
+    joins = isinstance(answer, str) and answer[:1].isalnum() and prompt[-1:].strip()
+    return f" {answer}" if joins and answer != "runner-up" else answer
+
+
+def _choice(typed: str) -> Removed:
+    if typed not in list(Removed):
+        raise InputError(f"check={typed[:40]}: expected one of {', '.join(Removed)}")
+    return Removed(typed)
+
+
+def _whole(key: str, typed: str, least: int) -> int:
+    if not typed.isdecimal() or int(typed) < least:
+        raise InputError(f"{key}={typed[:40]}: expected a whole number from {least}")
+    return int(typed)
