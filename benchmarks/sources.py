@@ -313,7 +313,9 @@ def main() -> None:
             rows.append(row)
             pd.DataFrame(rows).to_csv(rows_file, index=False)
     table = summary(pd.DataFrame(rows))
-    found = [dict(zip(table, row, strict=True)) for row in table.itertuples(index=False, name=None)]
+    found: list[dict[str, object]] = [
+        dict(zip(map(str, table), row, strict=True)) for row in table.itertuples(index=False, name=None)
+    ]
     write(given.out, "sources", found)
     show(found)
 
