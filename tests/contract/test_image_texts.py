@@ -232,7 +232,7 @@ def test_tiles_are_put_together_as_their_borders_fit():
     )
 
     class One:
-        own = OwnInput({}, ("a picture",), images, 28)
+        own = OwnInput({}, ("a picture",), images=images, tokens=28)
         image_texts = type("", (), {"pixels": lambda _own: frames})
 
     mosaic = patched_image(One, One)

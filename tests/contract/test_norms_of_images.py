@@ -22,6 +22,11 @@ def images():
     return [pixels(seed) for seed in (1, 2)]
 
 
+def measured():
+    """Everything that `norms` publishes of images."""
+    return normscope.run("norms", model=normscope.wrap(made(dinov2)[0], processor()), texts=[pixels(1), pixels(2)])
+
+
 def vectors_of(model, images):
     """What leaves the last layer, and what the model returns, of the untouched model."""
     left = []

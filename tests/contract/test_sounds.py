@@ -64,6 +64,10 @@ def whisper():
 
 @pytest.fixture(scope="module")
 def speaking():
+    return spoken_to()
+
+
+def spoken_to():
     model = made(whisper)[0]
     model.generation_config.alignment_heads = [[0, 1], [2, 3]]
     return normscope.wrap(model, transformers.WhisperProcessor(extractor(), tokenizer_of_bytes()), stack="cross")
@@ -146,6 +150,11 @@ def test_cross_attention_to_a_sound_is_that_of_the_model(speaking):
 
 def row(seed=0, seconds=0.9):
     return {"audio": sound(seconds, seed), "text": WORDS, "times": TIMES}
+
+
+def measured():
+    """Everything that `alignment` publishes of sounds."""
+    return normscope.run("alignment", model=spoken_to(), texts=[row(), row(1, 0.82)], tolerance=0.05)
 
 
 def test_heads_find_the_words_in_whose_time_their_largest_value_lies(speaking):

@@ -26,7 +26,18 @@ from normscope.results.parts import rolled_up
 from normscope.results.result import Result
 from normscope.rounding import in_points
 from normscope.statistics.intervals import Interval
-from tests.oracles.comparison import Drawn, Expected, Picture, assert_expected, cloud, interval, percent, table
+from tests.contract import test_sounds
+from tests.oracles.comparison import (
+    Drawn,
+    Expected,
+    Picture,
+    assert_expected,
+    cloud,
+    interval,
+    percent,
+    table,
+    with_inputs_of_its_own,
+)
 from tests.oracles.specimens import analysed
 from tests.tiny import facts_for, tiny_stack
 
@@ -524,7 +535,8 @@ def translator(head: bool = True):
 
 def everything() -> Result:
     """Everything that the analysis can return, on a tiny model."""
-    return findings(AlignmentOptions(smoothgrad=2, seed=0), BASELINES, LAYERS)
+    texts = findings(AlignmentOptions(smoothgrad=2, seed=0), BASELINES, LAYERS)
+    return with_inputs_of_its_own("alignment", texts, test_sounds.measured())
 
 
 def test_maps_that_are_not_finite_are_refused_when_the_corpus_has_been_read():

@@ -77,6 +77,17 @@ def everything(name: str) -> Result:
     return result
 
 
+def with_inputs_of_its_own(name: str, found: Result, run: Result) -> Result:
+    """What an analysis returns of texts, with what it returns of images or sounds alone.
+
+    Args:
+        run: A run of the analysis on these.
+    """
+    tables = {table.removeprefix(f"{name}_"): rows for table, rows in run.tables.items()}
+    metrics = {metric.removeprefix(f"{name}/"): value for metric, value in run.metrics.items()}
+    return dataclasses.replace(found, tables=tables | found.tables, metrics=metrics | found.metrics)
+
+
 def module_of_sentences(name: str) -> ModuleType:
     """The module with the sentences of an analysis: that of its implementation, or one of its package."""
     module = importlib.import_module(analyses()[name].implementation.partition(":")[0])

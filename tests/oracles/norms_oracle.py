@@ -10,9 +10,21 @@ from normscope.analyses.declarations.norms import NormsOpening, NormsOptions
 from normscope.data.token_sequence import fingerprint
 from normscope.results.result import Result
 from normscope.statistics.intervals import Interval, Sample, mean_test
+from tests.contract import test_norms_of_images
 from tests.oracles import words
 from tests.oracles.activations import Sequence_
-from tests.oracles.comparison import Expected, Picture, assert_expected, cloud, percent, said, spearman, spoken, table
+from tests.oracles.comparison import (
+    Expected,
+    Picture,
+    assert_expected,
+    cloud,
+    percent,
+    said,
+    spearman,
+    spoken,
+    table,
+    with_inputs_of_its_own,
+)
 from tests.oracles.specimens import CHOICES, Specimen, made, reported
 from tests.oracles.words import WordSequence
 
@@ -441,7 +453,8 @@ def _summary(
 def everything() -> Result:
     """Everything that the analysis can return, on a tiny model."""
     bert = made("bert")
-    return bert.findings("norms", NormsOptions(seed=0), [1, 2], reported(bert))
+    texts = bert.findings("norms", NormsOptions(seed=0), [1, 2], reported(bert))
+    return with_inputs_of_its_own("norms", texts, test_norms_of_images.measured())
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -17,10 +17,18 @@ from tests.oracles.comparison import oracle
 SOURCE, ORACLES = Path(normscope.__path__[0]), Path(__file__).parent
 
 FILES = {name: [SOURCE / "analyses" / f"{name}.py"] for name in analyses()} | {
-    "alignment": [SOURCE / "alignment" / "analysis.py", SOURCE / "alignment" / "links.py"],
+    "alignment": [
+        SOURCE / "alignment" / "analysis.py",
+        SOURCE / "alignment" / "links.py",
+        SOURCE / "alignment" / "speech.py",
+    ],
+    "norms": [SOURCE / "analyses" / "norms.py", SOURCE / "analyses" / "returned_norms.py"],
     "attribution": [SOURCE / "analyses" / f"{name}.py" for name in ("attribution", "faithfulness", "translated_words")],
 }
 """Where each analysis names what it publishes."""
+
+OF_OTHER_INPUTS = {"norms": "test_norms_of_images.py", "alignment": "test_sounds.py"}
+"""The tests of what is published of images or sounds alone."""
 
 
 def test_every_analysis_has_an_oracle():
@@ -29,7 +37,9 @@ def test_every_analysis_has_an_oracle():
 
 @pytest.mark.parametrize("name", analyses())
 def test_every_name_is_known_to_the_oracle(name):
-    known = "".join(path.read_text() for path in (*ORACLES.glob(f"{name}_*.py"), ORACLES / "comparison.py"))
+    paths = [*ORACLES.glob(f"{name}_*.py"), ORACLES / "comparison.py"]
+    paths += [ORACLES.parent / "contract" / OF_OTHER_INPUTS[name]] if name in OF_OTHER_INPUTS else []
+    known = "".join(path.read_text() for path in paths)
     inside = getattr(oracle(name), "INSIDE", set())
     for module in FILES[name]:
         for text in _names(ast.parse(module.read_text())):

@@ -510,7 +510,7 @@ class _Embedding(NamedTuple):
         own = len(encoded(tokenizer, text)["input_ids"])
         if own >= length:
             return text, None
-        return tokenizer(text, padding="max_length", max_length=length), own
+        return encoded(tokenizer, text, padding="max_length", max_length=length), own
 
     def _compared(self, batch: Batch) -> Bool[Tensor, "1 token"]:
         late = self.embedder.late

@@ -13,8 +13,7 @@ from normscope.running.options import SCHEMA
 _PAGE = """\
 {program} [analysis=NAME] [model=NAME] [dataset=NAME] [KEY=VALUE ...]
 {program} -m KEY=VALUE,VALUE ...   a sweep: every combination, compared at the end
-{program} explain TEXT|FILE|-      what a model predicts for one text, and why
-{program} explain PROMPT --sources PATH|chat   which passages an answer comes from
+{program} explain TEXT|FILE|-      a prediction, and why; --sources PATH: from which passages
 {program} attention TEXT|FILE|-    what its tokens, words or spans receive from one another
 {program} checkup MODEL            what to leave alone when you quantise; --against BASE
 {program} serve [KEY=VALUE ...]    a local page: type a text, change a word, see what changes

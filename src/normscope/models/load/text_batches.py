@@ -216,7 +216,8 @@ def is_image_text(model: LoadedModel, text: object) -> bool:
     Raises:
         InputError: If it is, and the model reads texts alone.
     """
-    if not isinstance(text, tuple) or len(text) != 2 or not isinstance(text[1], str):
+    of_texts = model.reader is None or model.image_texts is not None
+    if not of_texts or not isinstance(text, tuple) or len(text) != 2 or not isinstance(text[1], str):
         return False
     images = text[0] if isinstance(text[0], list) else [text[0]]
     if not images or not all(map(_is_image, images)):

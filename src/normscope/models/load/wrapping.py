@@ -112,6 +112,16 @@ def wrap_model(
         raise InputError(
             f"inputs: expected none for a transformers model, whose forward is known, got {_kind(inputs)}; leave it out"
         )
+    return _reading_texts(given, tokenizer, names, stack)
+
+
+def _reading_texts(
+    given: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    names: Sequence[str] | None,
+    stack: StackName | None,
+) -> LoadedModel:
+    """A transformers model of texts, ready to be observed."""
     name = str(given.config.name_or_path or type(given).__name__)
     check_not_quantised(given.config)
     whole = text_tower(given)
