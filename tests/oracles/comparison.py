@@ -83,7 +83,8 @@ def with_inputs_of_its_own(name: str, found: Result, run: Result) -> Result:
     Args:
         run: A run of the analysis on these.
     """
-    tables = {table.removeprefix(f"{name}_"): rows for table, rows in run.tables.items()}
+    own = [table for table in run.tables if table.startswith(f"{name}_")]
+    tables = {table.removeprefix(f"{name}_"): run.tables[table] for table in own}
     metrics = {metric.removeprefix(f"{name}/"): value for metric, value in run.metrics.items()}
     return dataclasses.replace(found, tables=tables | found.tables, metrics=metrics | found.metrics)
 
