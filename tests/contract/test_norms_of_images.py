@@ -136,6 +136,26 @@ def test_registers_stay_where_patches_are_replaced(images):
     assert ids[2] > 2
 
 
+def test_a_patch_may_stand_in_for_others(images):
+    """Its vector enters the first layer in their places."""
+    model, _ = made(dinov2)
+    wrapped = normscope.wrap(model, processor())
+    ids = torch.tensor([[0, 1, 2, *([5] * 8), *range(11, 19)]])
+    own = {"pixel_values": processor()(images=images[0], return_tensors="pt")["pixel_values"].double()}
+    first = layers_of(model)[0]
+    handle = first.register_forward_pre_hook(lambda _layer, args: (args[0][:, ids[0]], *args[1:]))
+    with torch.no_grad():
+        expected = model(**own).last_hidden_state
+    handle.remove()
+    found = wrapped.model(ids, **own).last_hidden_state
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-12)
+    result = normscope.run("sinks", model=wrapped, texts=images, **SINKS)
+    table = result.tables["sinks_by_head"].query("bos and position == 'first'")
+    by_input = {name: rows["received"].to_numpy() for name, rows in table.groupby("inputs", observed=True)}
+    assert not np.allclose(by_input["text"], by_input["random"])
+    assert not np.allclose(by_input["random"], by_input["repeat"])
+
+
 def test_the_length_of_images_is_not_chosen():
     with pytest.raises(InputError, match="analysis.sinks.length=32: expected none with dataset=images"):
         check(composed("analysis=sinks", "analysis.sinks.length=32", "dataset=images", "dataset.path=x"))

@@ -325,9 +325,10 @@ def sequences_of(
     for kinds in sample:
         cut = _cut(kinds.numpy(), options.length - shorter, variant.bos, context)
         if cut is not None:
-            made.append(
-                torch.from_numpy(_replaced(cut, variant.inputs, ordinary, options.seed, context.vocabulary.special))
-            )
+            own = (
+                ordinary if context.nouns is TEXTS else np.intersect1d(ordinary, cut[0])
+            )  # an image has no other patches
+            made.append(torch.from_numpy(_replaced(cut, variant.inputs, own, options.seed, context.vocabulary.special)))
     return made
 
 

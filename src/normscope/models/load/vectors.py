@@ -274,10 +274,13 @@ class VectorModel(PreTrainedModel):
         return axes.by_model(vectors.view_as(vectors), shape)
 
     def _kept(self, vectors: Tensor, ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The vectors of those tokens that ids name."""
-        if ids.shape[1] == vectors.shape[1] or self.positions is None:
+        """The vectors of the tokens that ids name, which may be fewer than all, or some of them several times."""
+        if self.positions is None:
             return vectors
-        return vectors.take_along_dim(self.positions.places(inputs, len(ids))[ids].unsqueeze(-1), dim=1)
+        places = self.positions.places(inputs, len(ids))[ids]
+        if ids.shape[1] == vectors.shape[1] and bool((places == torch.arange(ids.shape[1], device=ids.device)).all()):
+            return vectors
+        return vectors.take_along_dim(places.unsqueeze(-1), dim=1)
 
 
 def _entered(
