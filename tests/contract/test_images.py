@@ -13,15 +13,18 @@ from PIL import Image
 import normscope
 from normscope.data.batching import collate, unpacked
 from normscope.data.encoding import Encoder
+from normscope.data.given_texts import GivenTexts
 from normscope.data.image_files import ImageFiles
 from normscope.data.options import DatasetKind, DatasetOptions, check_dataset
 from normscope.errors import InputError
 from normscope.models.load import input_reading
-from normscope.models.load.text_batches import batch_from_texts
+from normscope.models.load.text_batches import batch_from_texts, example_of
 from normscope.reporting.drawing import laid_out
+from normscope.reporting.options import ReportOptions
 from normscope.results.figures import end_of_scale
 from normscope.results.maps import pixels_of
 from normscope.rounding import number
+from normscope.running.token_maps import select_examples, token_maps
 from tests.contract.test_configs import composed
 from tests.contract.test_vectors import IMAGES, SMALL, explicit, made
 from tests.end_to_end.browser import needs_browser, opened
@@ -403,3 +406,39 @@ def test_a_model_of_images_stays_as_it_is():
         version, values = before[name]
         assert parameter._version == version
         assert torch.equal(parameter, values)
+
+
+def test_the_explorer_merges_patches_into_regions(wrapped):
+    """Squares of 2 × 2 patches: what reaches a region is the mean over its patches of sums over those of the other."""
+    model, image = wrapped("dinov2"), pixels(3)
+    encoder = Encoder(model, DatasetOptions(kind=DatasetKind.images, seed=0))
+    options = ReportOptions(tokens=8, examples=1)
+    chosen = select_examples(GivenTexts((example_of(model, image),)), encoder, options, 3, reader=model.reader)
+    (shown,), notes = token_maps(model, encoder, chosen, model.facts.attends)
+    assert shown.keys == ("[CLS]", "[REGISTER1]", "[REGISTER2]", "1,1", "1,3", "3,1", "3,3")
+    assert shown.unit == "region"
+    assert notes == ["neighbouring patches are shown as one region, named by its upper left patch (report.tokens)"]
+    assert (shown.image.grid, shown.image.places) == ((2, 2), (3, 4, 5, 6))
+    assert np.array_equal(shown.image.pixels, model.reader.pixels(model.reader.read(image)))
+    (whole,) = normscope.decompose(model, image).maps
+    of_first, of_last = [3, 4, 7, 8], [13, 14, 17, 18]
+    expected = whole.maps["attn_w"][:, of_first][:, :, of_last].sum(axis=-1).mean(axis=-1)
+    np.testing.assert_allclose(shown.maps["attn_w"][:, 3, 6], expected, rtol=1e-5)
+
+
+def test_regions_at_the_end_may_be_smaller():
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(**SMALL, image_size=40, patch_size=8)
+    size = {"height": 40, "width": 40}
+    model = normscope.wrap(transformers.ViTModel(config).eval(), transformers.ViTImageProcessorPil(size=size))
+    encoder = Encoder(model, DatasetOptions(kind=DatasetKind.images, seed=0))
+    image = pixels(3, (40, 40))
+    chosen = select_examples(
+        GivenTexts((example_of(model, image),)), encoder, ReportOptions(tokens=10, examples=1), 3, reader=model.reader
+    )
+    (shown,), _ = token_maps(model, encoder, chosen, model.facts.attends)
+    assert shown.keys[1:] == tuple(f"{row},{column}" for row in (1, 3, 5) for column in (1, 3, 5))
+    seen = shown.image.pixels
+    assert seen.shape == (48, 48, 3)
+    assert (seen[40:] == 255).all()
+    assert np.array_equal(seen[:40, :40], model.reader.pixels(model.reader.read(image)))

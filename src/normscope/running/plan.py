@@ -27,13 +27,14 @@ from normscope.errors import InputError
 from normscope.models.blocks.block import GATED, NOT_LINEAR
 from normscope.models.facts import ModelFacts
 from normscope.models.load.factories import BuiltModel
+from normscope.models.load.input_reading import InputReader
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import open_model
 from normscope.models.observe.observer import Observer
 from normscope.models.observe.reading import ObservedStack
 from normscope.models.options import ModelOptions
 from normscope.models.prove.verification import Verification
-from normscope.reporting.options import Appearance, ReportOptions, appearance
+from normscope.reporting.options import Appearance, appearance
 from normscope.reporting.terminal import say
 from normscope.running.options import AnalysisOptions, RunOptions, all_options, chosen_categories, enabled_analyses
 from normscope.running.progress import Phase, Phases
@@ -176,7 +177,7 @@ class Plan:
             layers=layers,
             categories=categories,
             analyses=analyses,
-            texts=_texts(options.dataset, options.report, encoders[0], len(layers), maps, inputs),
+            texts=_texts(options, encoders[0], len(layers), maps, inputs, model.reader),
             maps_of_networks=of_networks,
             added_maps=added,
             resources=resources,
@@ -460,9 +461,10 @@ def _analyses(
 
 
 def _texts(
-    options: DatasetOptions, report: ReportOptions, encoder: Encoder, layers: int, maps: int, inputs: Inputs
+    options: RunOptions, encoder: Encoder, layers: int, maps: int, inputs: Inputs, reader: InputReader | None
 ) -> list[ExplorerText]:
+    report = options.report
     # Of pairs whose texts are compared, the report shows maps of both.
     if not report.enabled or not (report.text or (report.examples and not encoder.separate)):
         return []
-    return select_examples(inputs.open_corpus(options), encoder, report, layers, maps)
+    return select_examples(inputs.open_corpus(options.dataset), encoder, report, layers, maps, reader)

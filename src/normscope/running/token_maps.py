@@ -24,6 +24,7 @@ from normscope.maths.partition import Partition
 from normscope.models.blocks.block import AttentionBlock
 from normscope.models.blocks.grouped_block import GroupedBlock
 from normscope.models.facts import ModelFacts
+from normscope.models.load.input_reading import InputReader
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.observe.check import Check
 from normscope.models.observe.feed_forward import FeedForwardBlock
@@ -33,8 +34,8 @@ from normscope.results.maps import DependencyTree, HeardSound, PatchedImage, Tok
 from normscope.rounding import counted
 from normscope.streams import Progress, no_bar
 
-STRETCH = "stretch"
-"""What several frames of a sound are called that are shown as one."""
+STRETCH, REGION = "stretch", "region"
+"""What several frames of a sound, or several patches, are called that are shown as one."""
 
 SHARE = "share"
 """The measure of signed shares."""
@@ -84,7 +85,12 @@ def _number(ids: np.ndarray | None, units: np.ndarray | None) -> int:
 
 
 def select_examples(
-    corpus: Corpus, encoder: Encoder, options: ReportOptions, layers: int, maps: int = _MAPS
+    corpus: Corpus,
+    encoder: Encoder,
+    options: ReportOptions,
+    layers: int,
+    maps: int = _MAPS,
+    reader: InputReader | None = None,
 ) -> list[ExplorerText]:
     """The user's text; otherwise the first texts of the corpus that are short enough, then the first longer ones.
 
@@ -96,6 +102,7 @@ def select_examples(
         options: The number of texts and their maximum length, or the user's text.
         layers: Number of analysed layers.
         maps: See `maps_per_layer`.
+        reader: Knows the grids of images, whose patches are merged into regions if there are more than `report.tokens`.
 
     Raises:
         InputError: If the user's text is empty or too long for the model.
@@ -113,7 +120,7 @@ def select_examples(
             continue
         sequences = window.encode([example], counts := CorpusCounts())
         if sequences:
-            sequence = _in_stretches(sequences[0], longest)
+            sequence = _in_regions(_in_stretches(sequences[0], longest), longest, reader)
             (cut if counts.cut else short).append(ExplorerText(sequence, bool(counts.cut)))
             del cut[options.examples :]
     return [*short, *cut][: options.examples]
@@ -190,6 +197,8 @@ def _notes(texts: Sequence[ExplorerText], made: Sequence[TokenMap], left_out: Se
         notes.append(
             f"{counted(len(cut), 'text is', 'texts are')} truncated to at most {longest} tokens (report.tokens)"
         )
+    if any(token_map.unit == REGION for token_map in made):
+        notes.append("neighbouring patches are shown as one region, named by its upper left patch (report.tokens)")
     if blocks:
         notes.append(f"{counted(len(blocks), 'example is', 'examples are')} shown without individual heads")
     if left_out:
@@ -364,7 +373,9 @@ def _unit_of(batch: Batch) -> str:
     """What the queries of a batch are called."""
     if batch.units is None or (batch.is_cross_attention and batch.keys.own is not None):
         return Level.token
-    return Level.word if batch.own is None else STRETCH
+    if batch.own is None:
+        return Level.word
+    return STRETCH if batch.own.sounds else REGION
 
 
 def heard_sound(side: Batch) -> HeardSound | None:
@@ -390,6 +401,25 @@ def _in_stretches(sequence: TokenSequence, most: int) -> TokenSequence:
     return dataclasses.replace(sequence, units=np.arange(len(sequence.input_ids)), source_units=units)
 
 
+def _in_regions(sequence: TokenSequence, most: int, reader: InputReader | None) -> TokenSequence:
+    """An image whose patches are merged into at most so many squares of patches; those at the end may be smaller."""
+    if sequence.own is None or reader is None or sequence.units is not None:
+        return sequence
+    grid = reader.geometry(sequence.own).grid
+    if grid is None:
+        return sequence
+    side = next(side for side in range(1, max(grid) + 1) if math.prod(_regions(grid, side)) <= most)
+    row, column = np.divmod(np.arange(math.prod(grid)), grid[1])
+    before = len(sequence.input_ids) - math.prod(grid)
+    of_patches = before + row // side * _regions(grid, side)[1] + column // side
+    return sequence if side == 1 else dataclasses.replace(sequence, units=np.r_[:before, of_patches])
+
+
+def _regions(grid: tuple[int, int], side: int) -> tuple[int, int]:
+    """Rows and columns of squares of patches."""
+    return math.ceil(grid[0] / side), math.ceil(grid[1] / side)
+
+
 def patched_image(model: LoadedModel, batch: Batch) -> PatchedImage | None:
     """The image whose patches are tokens of a batch of one; several of one size make one."""
     if batch.own is not None and batch.own.images:
@@ -399,10 +429,14 @@ def patched_image(model: LoadedModel, batch: Batch) -> PatchedImage | None:
     grid, pixels = model.reader.geometry(batch.own).grid, model.reader.pixels(batch.own)
     if grid is None or pixels is None:
         return None
-    rows, columns = grid
-    first = batch.input_ids.shape[1] - rows * columns
-    places = tuple(range(first, batch.input_ids.shape[1]))
-    return PatchedImage(pixels, (rows, columns), places, batch.own.titles[0])
+    before = batch.input_ids.shape[1] - math.prod(grid)
+    if batch.units is not None:
+        side = int((batch.units[0, before : before + grid[1]] == batch.units[0, before]).sum())
+        height, width = pixels.shape[0] // grid[0], pixels.shape[1] // grid[1]
+        (rows, columns), grid = grid, _regions(grid, side)
+        below, right = (grid[0] * side - rows) * height, (grid[1] * side - columns) * width
+        pixels = np.pad(pixels, ((0, below), (0, right), (0, 0)), constant_values=255)
+    return PatchedImage(pixels, grid, tuple(range(before, before + math.prod(grid))), batch.own.titles[0])
 
 
 def _mosaic(own: OwnInput, pictures: Sequence[np.ndarray]) -> PatchedImage | None:
