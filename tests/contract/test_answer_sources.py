@@ -10,6 +10,7 @@ from normscope.api.arguments import single_text
 from normscope.api.first_position import neutral_tokens
 from normscope.errors import InputError
 from normscope.models.load.loaded import LoadedModel
+from normscope.streams import no_bar
 from tests.contract.test_answers import causal, encoding_of, ids_of, logits_of
 from tests.one_text import attribute
 
@@ -98,24 +99,20 @@ def test_a_removed_source_is_not_attended_to(model_type, tokenizer):
 
 
 def test_what_the_first_position_adds_is_among_the_constants(model):
-    """Without a special token, the mean score of neutral tokens in its place; or its own score among theirs."""
-    ids = ids_of(model)[0][1:]
-    answer = ids_of(model)[1]
-    neutral = neutral_tokens(model)
-    texts = [ids, *([mark, *ids[1:]] for mark in neutral)]
+    """Without a special token: as much of the first token's score as neutral tokens in its place would reach."""
+    answer, rest = ids_of(model)[1], ids_of(model)[0][2:]
     target = normscope.Answer(list(answer), measure="log_probability")
-    own, *others = [attribute(model, text, target) for text in texts]
-    found = answer_sources._parts(model, _side(model, ids, answer), lambda steps, *_: steps)
-    scores = [each.scores[0] for each in others]
-    among = min(scores) <= own.scores[0] <= max(scores)
-    first = own.scores[0] if among else np.mean(scores)
-    assert found.scores[0, 0] == pytest.approx(own.scores[0] - first, abs=1e-12)
-    assert found.constants[0] == pytest.approx(own.bias + own.remainder + first, abs=1e-12)
-
-
-def _side(model, ids, answer):
-    batch = single_text(model, list(ids), "a test")
-    return answer_sources._side(model, list(ids), batch, normscope.Answer(list(answer)), 1)
+    low, high = sorted(attribute(model, [mark, *rest], target).scores[0] for mark in neutral_tokens(model))
+    parts = []
+    for first in range(40, 52):
+        own = attribute(model, [first, *rest], target)
+        batch = single_text(model, [first, *rest], "a test")
+        found = answer_sources._side(model, [first, *rest], batch, normscope.Answer(list(answer)), 1, no_bar)
+        parts.append(max(own.scores[0] - high, 0) + min(own.scores[0] - low, 0))
+        assert found.scores[0, 0] == pytest.approx(parts[-1], abs=1e-12)
+        assert found.constants[0] == pytest.approx(own.bias + own.remainder + own.scores[0] - parts[-1], abs=1e-12)
+        np.testing.assert_allclose(found.scores[0, 1:], own.scores[1:], rtol=0, atol=1e-12)
+    assert {*np.sign(parts)} == {-1, 0, 1}
 
 
 def test_against_another_answer(model):
