@@ -8,6 +8,8 @@ import normscope
 from normscope.api import answer_sources
 from normscope.api.arguments import single_text
 from normscope.api.first_position import neutral_tokens
+from normscope.api.prompt_sources import Source
+from normscope.api.sourced_answer import SourcedAnswer, result_of
 from normscope.errors import InputError
 from normscope.models.load.loaded import LoadedModel
 from normscope.streams import no_bar
@@ -151,6 +153,25 @@ def test_how_far_parts_and_removals_agree(model):
     assert len(removed) == 5
     again = normscope.sources(model, PROMPT, "words", answer=ANSWER, seed=0)
     np.testing.assert_array_equal(again.table["removal"], found.table["removal"])
+
+
+@pytest.mark.parametrize(
+    ("falls", "said"),
+    [
+        ([3, 1, 2], "by −3.00; without 1 other source, removed for comparison, by −2.00: removal confirms it."),
+        ([3, 4, 2], "removal confirms it. Removing b changes it more, by −4.00."),
+        ([1, 0, 2], "removal does not confirm it. Removing c changes it more, by −2.00."),
+        ([-1, np.nan, np.nan], "changes by +1.00: removal does not confirm it."),
+    ],
+)
+def test_whether_removal_confirms_the_first_source(falls, said):
+    """By hand: the first source adds 3, and the third was removed for comparison."""
+    named = [Source(name, name, (at,), {}) for at, name in enumerate("abc")]
+    of = SourcedAnswer(
+        named, ["So"], [1], "", np.array([[3.0, 2, 1, 0, 0, -9]]), np.array([-3.0]), {}, np.array([falls], dtype=float),
+        [] if np.isnan(falls[2]) else [2], "", "", 1, 4,
+    )  # fmt: skip
+    assert result_of(of).sentences[0].endswith(said)
 
 
 def test_an_instruction_in_a_source_is_warned_of(model):

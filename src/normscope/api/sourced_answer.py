@@ -89,12 +89,6 @@ class SourcedAnswer:
         return list(map(int, np.argsort(-self.of_sources, kind="stable")))
 
     @property
-    def error(self) -> float:
-        """How far the parts miss the untouched model's log-probability, relative to the sum of their sizes."""
-        missing = np.abs(self.parts.sum(axis=1) - self.log_probability)
-        return float((missing / np.abs(self.parts).sum(axis=1)).max())
-
-    @property
     def removed(self) -> Sequence[int]:
         """The sources that were removed."""
         return np.flatnonzero(~np.isnan(self.falls[0])).tolist()
@@ -161,27 +155,31 @@ def _parts(of: SourcedAnswer) -> pd.DataFrame:
 
 
 def _sentences(of: SourcedAnswer) -> pd.DataFrame:
-    rows = zip(of.sentences, of.lengths, of.log_probability, of.parts.sum(axis=1), of.handed.kept, strict=True)
     return pd.DataFrame(
-        [
-            {"sentence": at, "text": text, "tokens": tokens, "log_probability": value, "parts": parts, "kept": kept}
-            for at, (text, tokens, value, parts, kept) in enumerate(rows, start=1)
-        ]
+        {
+            "sentence": range(1, len(of.sentences) + 1),
+            "text": of.sentences,
+            "tokens": of.lengths,
+            "log_probability": of.log_probability,
+            "parts": of.parts.sum(axis=1),
+            "kept": of.handed.kept,
+        }
     )
 
 
 def _flow(of: SourcedAnswer) -> pd.DataFrame:
     """One row per sentence, part of the prompt and sentence through which it adds something; 0 is directly."""
-    names = [name for _, name in of.columns[: len(of.sources) + 1]]
-    rows = []
-    for row in range(len(of.sentences)):
-        ways = [of.parts[row, : len(names)], *of.handed.through[row, : row + 1]]
-        rows += [
-            {"sentence": row + 1, "through": way, "source": name, "value": values[at]}
-            for way, values in enumerate(ways)
-            for at, name in enumerate(names)
-        ]
-    return pd.DataFrame(rows)
+    rows, _, width = of.handed.through.shape
+    ways = np.concatenate([of.parts[:, None, :width], of.handed.through], axis=1)
+    sentence, way = np.tri(rows, rows + 1, 1, dtype=bool).nonzero()
+    return pd.DataFrame(
+        {
+            "sentence": sentence.repeat(width) + 1,
+            "through": way.repeat(width),
+            "source": [name for _, name in of.columns[:width]] * len(way),
+            "value": ways[sentence, way].ravel(),
+        }
+    )
 
 
 def _instructions(of: SourcedAnswer) -> pd.DataFrame:
@@ -196,13 +194,14 @@ def _instructions(of: SourcedAnswer) -> pd.DataFrame:
 
 
 def _metrics(of: SourcedAnswer) -> dict[str, float]:
-    sums = {kind: float(of.of_kind(kind).sum()) for kind in ("rest", "answer", "constants")}
+    """With the error: how far the parts miss the untouched model's log-probability, relative to the sum of their sizes."""
+    missing = np.abs(of.parts.sum(axis=1) - of.log_probability) / np.abs(of.parts).sum(axis=1)
     correlated = {} if of.rank_correlation is None else {"rank_correlation": of.rank_correlation}
     return {
         "log_probability": float(of.log_probability.sum()),
         "sources": float(of.of_sources.sum()),
-        **sums,
-        "error": of.error,
+        **{kind: float(of.of_kind(kind).sum()) for kind in ("rest", "answer", "constants")},
+        "error": float(missing.max()),
         "passes": float(of.passes),
         **correlated,
     }
