@@ -269,28 +269,24 @@ def _sourced(
     model: LoadedModel, found: Sequence[Source], sides: Sequence[_Side], asked: Asked, progress: Progress
 ) -> SourcedAnswer:
     """The parts of an answer, less those of the answer that it is compared with."""
-    side, signs = sides[0], (1, -1)
+    side, others = sides[0], sides[1:]
     length = side.scores.shape[1] + 1 - len(side.answer)
-    in_prompt = sum(sign * each.scores[:, :length] for sign, each in zip(signs, sides, strict=False))
-    owners = np.full(length, len(found))
-    for number, source in enumerate(found):
-        owners[list(source.tokens)] = number
-    prompt = np.stack([np.bincount(owners, row, minlength=len(found) + 1) for row in in_prompt])
+    in_prompt = _difference([each.scores[:, :length] for each in sides])
+    of_sources = np.column_stack([in_prompt[:, source.tokens].sum(axis=1) for source in found])
+    rest = in_prompt.sum(axis=1) - of_sources.sum(axis=1)
     # The last token of an answer predicts nothing, and adds nothing.
-    own = [side.scores[:, length + start : length + stop].sum(axis=1) for start, stop in side.pieces] + [
-        -each.scores[:, length:].sum(axis=1) for each in sides[1:]
-    ]
-    constants = sum(sign * each.constants for sign, each in zip(signs, sides, strict=False))
-    falls, controls = _removals(model, found, prompt[:, :-1].sum(axis=0), sides, asked, progress)
+    own = [side.scores[:, length + start : length + stop].sum(axis=1) for start, stop in side.pieces]
+    against = [-each.scores[:, length:].sum(axis=1) for each in others]
+    falls, controls = _removals(model, found, of_sources.sum(axis=0), sides, asked, progress)
     return SourcedAnswer(
         sources=found,
         sentences=side.texts(model),
         lengths=[stop - start for start, stop in side.pieces],
-        against="".join(sides[1].texts(model)) if len(sides) > 1 else "",
-        parts=np.column_stack([prompt, *own, constants]),
-        log_probability=sum(sign * each.untouched for sign, each in zip(signs, sides, strict=False)),
+        against="".join(text for each in others for text in each.texts(model)),
+        parts=np.column_stack([of_sources, rest, *own, *against, _difference([each.constants for each in sides])]),
+        log_probability=_difference([each.untouched for each in sides]),
         instructions={
-            (number, said): float(in_prompt[:, list(places)].sum())
+            (number, said): float(in_prompt[:, places].sum())
             for number, source in enumerate(found)
             for said, places in source.instructions.items()
         },
@@ -301,6 +297,12 @@ def _sourced(
         passes=sum(each.passes + 1 + int((~np.isnan(falls[0])).sum()) for each in sides),
         tokens=side.batch.input_ids.shape[1],
     )
+
+
+def _difference(values: Sequence[np.ndarray]) -> np.ndarray:
+    """What an answer has, less what the other one has."""
+    first, *others = values
+    return first - sum(others)
 
 
 def _removals(
@@ -327,6 +329,5 @@ def _removals(
         others = np.random.default_rng(asked.seed).permutation(others)[:most].tolist()
     chosen = [*order[:most], *others]
     for number in progress(chosen, len(chosen), "sources removed"):
-        fall, *less = (each.falls(model, found[number].tokens) for each in sides)
-        falls[:, number] = fall - sum(less)
+        falls[:, number] = _difference([each.falls(model, found[number].tokens) for each in sides])
     return falls, others
