@@ -11,7 +11,7 @@ class SourcesView {
     Object.assign(this, { root, data, address, byPart: true });
     this.sentence = this.fromAddress();
     this.list = make("ol", { className: "source-list" });
-    this.others = make("div", { className: "lists" });
+    this.others = make("ol", { className: "ranks" });
     this.flow = make("figure", { className: "source-flow" });
     this.answer = make("div", { className: "source-answer", role: "group", "aria-label": "Sentences of the answer" }, ...this.sentences());
     const order = make("select", { name: "order", onchange: () => { this.byPart = order.value === "part"; this.draw(); } },
@@ -86,7 +86,8 @@ class SourcesView {
     const values = this.of(this.data.others);
     const all = this.of(this.data.sentences.map(({ log_probability }) => [log_probability]))[0];
     const rows = [...this.data.names.map((name, at) => [name, values[at]]), ["log-probability, the sum of all", all]];
-    this.others.replaceChildren(...valueLists([["What adds up with the sources", rows]], colours));
+    const largest = Math.max(...rows.map(([, value]) => Math.abs(value))) || 1;
+    this.others.replaceChildren(...rows.map(([name, value]) => barOf(name, value, largest, colours)));
   }
 
   // From passages through earlier sentences to the chosen one; every band is as wide as what flows through it.
