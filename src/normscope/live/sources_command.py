@@ -33,18 +33,15 @@ def show_sources(options: RunOptions, prompt: str | None, asked: Mapping[str, st
     Raises:
         InputError: If an argument is invalid, or the model gives no answer.
     """
-    wanted = asked.get("sources")
-    if wanted is None or (wanted in KINDS and not Path(wanted).exists()):
-        given, passages = Given({}), wanted
-    else:
+    wanted, given = asked.get("sources"), Given({})
+    if wanted is not None and (wanted not in KINDS or Path(wanted).exists()):
         given = read_sources(Path(wanted), _whole("row", asked.get("row", "1")))
-        passages = given.passages
     if prompt is None and given.question is None:
         raise InputError("explain: expected a prompt, or sources=FILE.jsonl with questions and documents")
     if (check := asked.get("check", "top")) not in list(Removed):
         raise InputError(f"check={check[:40]}: expected one of {', '.join(Removed)}")
     arguments = Asked(
-        passages=passages,
+        passages=given.passages or wanted,
         answer=_text("answer", asked.get("answer", given.answer or GENERATED)),
         against=_text("against", asked.get("against", GENERATED)),
         check=Removed(check),

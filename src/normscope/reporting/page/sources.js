@@ -11,7 +11,7 @@ class SourcesView {
     Object.assign(this, { root, data, address, byPart: true });
     this.sentence = this.fromAddress();
     this.list = make("ol", { className: "source-list" });
-    this.others = make("ol", { className: "ranks" });
+    this.others = make("ol", { className: "ranks source-others" });
     this.flow = make("figure", { className: "source-flow" });
     this.answer = make("div", { className: "source-answer", role: "group", "aria-label": "Sentences of the answer" }, ...this.sentences());
     const order = make("select", { name: "order", onchange: () => { this.byPart = order.value === "part"; this.draw(); } },
