@@ -8,8 +8,11 @@ import normscope
 from normscope.api import answer_sources
 from normscope.api.arguments import single_text
 from normscope.api.first_position import neutral_tokens
+from normscope.api.prompt_sources import Source
+from normscope.api.sourced_answer import SourcedAnswer, result_of
 from normscope.errors import InputError
 from normscope.models.load.loaded import LoadedModel
+from normscope.streams import no_bar
 from tests.contract.test_answers import causal, encoding_of, ids_of, logits_of
 from tests.one_text import attribute
 
@@ -98,24 +101,20 @@ def test_a_removed_source_is_not_attended_to(model_type, tokenizer):
 
 
 def test_what_the_first_position_adds_is_among_the_constants(model):
-    """Without a special token, the mean score of neutral tokens in its place; or its own score among theirs."""
-    ids = ids_of(model)[0][1:]
-    answer = ids_of(model)[1]
-    neutral = neutral_tokens(model)
-    texts = [ids, *([mark, *ids[1:]] for mark in neutral)]
+    """Without a special token: as much of the first token's score as neutral tokens in its place would reach."""
+    answer, rest = ids_of(model)[1], ids_of(model)[0][2:]
     target = normscope.Answer(list(answer), measure="log_probability")
-    own, *others = [attribute(model, text, target) for text in texts]
-    found = answer_sources._parts(model, _side(model, ids, answer), lambda steps, *_: steps)
-    scores = [each.scores[0] for each in others]
-    among = min(scores) <= own.scores[0] <= max(scores)
-    first = own.scores[0] if among else np.mean(scores)
-    assert found.scores[0, 0] == pytest.approx(own.scores[0] - first, abs=1e-12)
-    assert found.constants[0] == pytest.approx(own.bias + own.remainder + first, abs=1e-12)
-
-
-def _side(model, ids, answer):
-    batch = single_text(model, list(ids), "a test")
-    return answer_sources._side(model, list(ids), batch, normscope.Answer(list(answer)), 1)
+    low, high = sorted(attribute(model, [mark, *rest], target).scores[0] for mark in neutral_tokens(model))
+    parts = []
+    for first in (41, 42, 45):
+        own = attribute(model, [first, *rest], target)
+        batch = single_text(model, [first, *rest], "a test")
+        found = answer_sources._side(model, [first, *rest], batch, normscope.Answer(list(answer)), 1, no_bar)
+        parts.append(max(own.scores[0] - high, 0) + min(own.scores[0] - low, 0))
+        assert found.scores[0, 0] == pytest.approx(parts[-1], abs=1e-12)
+        assert found.constants[0] == pytest.approx(own.bias + own.remainder + own.scores[0] - parts[-1], abs=1e-12)
+        np.testing.assert_allclose(found.scores[0, 1:], own.scores[1:], rtol=0, atol=1e-12)
+    assert {*np.sign(parts)} == {-1, 0, 1}
 
 
 def test_against_another_answer(model):
@@ -154,6 +153,25 @@ def test_how_far_parts_and_removals_agree(model):
     assert len(removed) == 5
     again = normscope.sources(model, PROMPT, "words", answer=ANSWER, seed=0)
     np.testing.assert_array_equal(again.table["removal"], found.table["removal"])
+
+
+@pytest.mark.parametrize(
+    ("falls", "said"),
+    [
+        ([3, 1, 2], "by −3.00; without 1 other source, removed for comparison, by −2.00: removal confirms it."),
+        ([3, 4, 2], "removal confirms it. Removing b changes it more, by −4.00."),
+        ([1, 0, 2], "removal does not confirm it. Removing c changes it more, by −2.00."),
+        ([-1, np.nan, np.nan], "changes by +1.00: removal does not confirm it."),
+    ],
+)
+def test_whether_removal_confirms_the_first_source(falls, said):
+    """By hand: the first source adds 3, and the third was removed for comparison."""
+    named = [Source(name, name, (at,), {}) for at, name in enumerate("abc")]
+    of = SourcedAnswer(
+        named, ["So"], [1], "", np.array([[3.0, 2, 1, 0, 0, -9]]), np.array([-3.0]), {}, np.array([falls], dtype=float),
+        [] if np.isnan(falls[2]) else [2], "", "", 1, 4,
+    )  # fmt: skip
+    assert result_of(of).sentences[0].endswith(said)
 
 
 def test_an_instruction_in_a_source_is_warned_of(model):

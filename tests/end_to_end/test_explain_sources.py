@@ -53,7 +53,7 @@ def test_a_folder_of_passages(capsys, monkeypatch, tmp_path, folder, passages):
     np.testing.assert_allclose(np.sum(shown["parts"], axis=0), found.table["part"], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(np.sum(shown["removals"], axis=0), found.table["removal"], rtol=1e-4, atol=1e-5)
     for parts, others, sentence in zip(shown["parts"], shown["others"], shown["sentences"], strict=True):
-        assert sum(parts) + sum(others) == pytest.approx(sentence["value"], rel=1e-6)
+        assert sum(parts) + sum(others) == pytest.approx(sentence["log_probability"], rel=1e-6)
     ways = np.array(shown["flow"][1])
     np.testing.assert_allclose(ways[0, :2], shown["parts"][1], rtol=1e-4, atol=1e-5)
     assert normscope.page(read).count('id="sources-data"') == 1
@@ -87,7 +87,7 @@ def test_a_click_on_a_sentence_shows_its_sources(capsys, monkeypatch, tmp_path, 
     whole, console = opened(page)
     second, _ = opened(page, "#answer?sentence=2")
     assert console == []
-    bars = [re.findall(r'class="source-bar".*?<b>(.*?)</b>', each) for each in (whole, second)]
+    bars = [re.findall(r'class="ranks".*?<b>(.*?)</b>', each) for each in (whole, second)]
     table = normscope.read(tmp_path / "out").tables["parts"].query("kind == 'source'")
     expected = [table.groupby("source")["value"].sum(), table.query("sentence == 2").set_index("source")["value"]]
     for shown, values in zip(bars, expected, strict=True):

@@ -16,7 +16,7 @@ from normscope.api.first_position import neutral_tokens
 from normscope.api.one_text import described
 from normscope.api.prompt_sources import Source, found_sources
 from normscope.api.removed_sources import answer_without, why_not_removed
-from normscope.api.sourced_answer import Removal, SourcedAnswer, result_of
+from normscope.api.sourced_answer import SourcedAnswer, result_of
 from normscope.api.targets import Answer
 from normscope.api.types import Model, Text
 from normscope.attribution.methods import check_followed
@@ -141,10 +141,11 @@ def sources_with_progress(model: LoadedModel, prompt: object, asked: Asked, prog
     found = found_sources(model, prompt, whole.input_ids[0].tolist(), asked.passages)
     batch = before_answer(model, whole)
     most = 1 if asked.against is not None else asked.sentences
-    sides = [_side(model, prompt, batch, Answer(answer, asked.tokens), most)]
+    _ = model.verification
+    sides = [_side(model, prompt, batch, Answer(answer, asked.tokens), most, progress)]
     if asked.against is not None:
         other = runner_up(model, batch, sides[0].answer) if asked.against == RUNNER_UP else asked.against
-        sides.append(_side(model, prompt, batch, Answer(other), 1))
+        sides.append(_side(model, prompt, batch, Answer(other), 1, progress))
     sourced = _sourced(model, found, sides, asked, progress)
     about = described(
         model,
@@ -173,43 +174,77 @@ def _without_answer(prompt: object, asked: Asked) -> tuple[object, str | list[in
 
 
 class _Side(NamedTuple):
-    """An answer behind the prompt."""
+    """An answer behind the prompt, and what its sentences come from."""
 
     batch: Batch
     """The prompt and all tokens of the answer but the last."""
-    length: int
-    """Number of tokens of the prompt."""
     answer: tuple[int, ...]
     pieces: Sequence[tuple[int, int]]
     """The sentences: the numbers of their first token in the answer and of the one after their last."""
     untouched: Float[np.ndarray, " piece"]
     """The log-probability of each, by the untouched model."""
-
-    @property
-    def is_long(self) -> bool:
-        """Whether passes take minutes on a processor."""
-        return self.batch.input_ids.shape[1] > _LONG
+    scores: Float[np.ndarray, "piece token"]
+    """What each token adds to each."""
+    constants: Float[np.ndarray, " piece"]
+    first: str
+    """What of the first token is among the constants, in words."""
+    passes: int
+    """How many times as many operations as a forward pass of the untouched model it took, about."""
 
     def texts(self, model: LoadedModel) -> list[str]:
         """The sentences."""
         return [str(model.tokenizer.decode(self.answer[slice(*piece)])) for piece in self.pieces]
 
-    def sums(self, values: torch.Tensor) -> Float[np.ndarray, " piece"]:
-        """Sums over the tokens of each sentence."""
-        return np.array([float(values[slice(*piece)].sum()) for piece in self.pieces])
+    def falls(self, model: LoadedModel, removed: Sequence[int]) -> Float[np.ndarray, " piece"]:
+        """By how much each log-probability falls without some tokens."""
+        return self.untouched - _sums(answer_without(model, self.batch, self.answer, removed), self.pieces)
 
 
-def _side(model: LoadedModel, text: object, prompt: Batch, target: Answer, most: int | None) -> _Side:
-    """An answer behind the prompt.
+def _sums(values: Float[torch.Tensor, " answer"], pieces: Sequence[tuple[int, int]]) -> Float[np.ndarray, " piece"]:
+    return np.array([float(values[slice(*piece)].sum()) for piece in pieces])
+
+
+def _side(
+    model: LoadedModel, text: object, prompt: Batch, target: Answer, most: int | None, progress: Progress
+) -> _Side:
+    """An answer behind the prompt, and what its sentences come from.
 
     Args:
         most: How many sentences are told apart; by default, what its length allows.
     """
     batch, answer = with_answer(model, text, prompt, target, Level.token)
-    side = _Side(batch, prompt.input_ids.shape[1], answer, [(0, len(answer))], np.zeros(1))
-    pieces = _pieces(model, answer, most or (_SENTENCES_OF_LONG if side.is_long else _SENTENCES))
-    side = side._replace(pieces=pieces)
-    return side._replace(untouched=side.sums(answer_without(model, batch, answer)))
+    tokens = batch.input_ids.shape[1]
+    pieces = _pieces(model, answer, most or (_SENTENCES_OF_LONG if tokens > _LONG else _SENTENCES))
+    untouched = _sums(answer_without(model, batch, answer), pieces)
+    is_word = int(batch.input_ids[0, 0]) not in model.tokenizer.all_special_ids
+    neutral = neutral_tokens(model) if is_word and tokens <= _FIRST_TOLD_APART else []
+    inputs = dict(batch.model_inputs())
+    if neutral:
+        inputs = {name: values.repeat(1 + len(neutral), 1) for name, values in inputs.items()}
+        inputs["input_ids"][1:, 0] = torch.tensor(neutral, device=model.device)
+    passed = held_pass(model.model, model.facts, inputs, model.next_token_head)
+    found = []
+    with torch.inference_mode(False), torch.enable_grad():
+        values = values_of_answer(passed, prompt.input_ids.shape[1], answer, AnswerMeasure.log_probability)
+        for piece in progress(pieces, len(pieces), "sentences of the answer"):
+            parts = attribute_scalars(passed, values[:, slice(*piece)].sum(dim=1))
+            found.append((parts.scores.cpu().numpy(), float((parts.bias + parts.remainder)[0])))
+    scores = np.stack([of_texts[0] for of_texts, _ in found])
+    # What a word adds is what no neutral token would: these differ, and within their range it is not told from theirs.
+    others = np.stack([of_texts[1:, 0] if neutral else of_texts[:, 0] for of_texts, _ in found])
+    first = scores[:, 0].clip(others.min(axis=1), others.max(axis=1))
+    scores[:, 0] -= first
+    marks = " or ".join(repr(model.tokenizer.decode([each])) for each in neutral)
+    return _Side(
+        batch,
+        answer,
+        pieces,
+        untouched,
+        scores,
+        constants=np.array([constant for _, constant in found]) + first,
+        first=f"what {marks} would add as the first token" if neutral else "all that the first token adds",
+        passes=(1 + len(neutral)) * (1 + 2 * len(pieces)),
+    )
 
 
 def _pieces(model: LoadedModel, answer: Sequence[int], most: int) -> list[tuple[int, int]]:
@@ -234,126 +269,65 @@ def _sourced(
     model: LoadedModel, found: Sequence[Source], sides: Sequence[_Side], asked: Asked, progress: Progress
 ) -> SourcedAnswer:
     """The parts of an answer, less those of the answer that it is compared with."""
-    side, parts = sides[0], [_parts(model, each, progress) for each in sides]
-    values, untouched, own = _columns(found, side, parts[0]), side.untouched, len(found) + 1
-    scores = parts[0].scores[:, : side.length].sum(axis=0)
-    if len(sides) > 1:
-        # What the other answer's own words add to it is a column of its own.
-        other = _columns(found, sides[1], parts[1])
-        prompt, words = values[:, :own] - other[:, :own], [values[:, own:-1], -other[:, own:-1]]
-        values = np.concatenate([prompt, *words, values[:, -1:] - other[:, -1:]], axis=1)
-        untouched = untouched - sides[1].untouched
-        scores = scores - parts[1].scores[:, : side.length].sum(axis=0)
-    removals = _removals(model, found, values, sides, asked, progress)
+    side, others = sides[0], sides[1:]
+    length = side.scores.shape[1] + 1 - len(side.answer)
+    in_prompt = _difference([each.scores[:, :length] for each in sides])
+    of_sources = np.column_stack([in_prompt[:, source.tokens].sum(axis=1) for source in found])
+    rest = in_prompt.sum(axis=1) - of_sources.sum(axis=1)
+    # The last token of an answer predicts nothing, and adds nothing.
+    own = [side.scores[:, length + start : length + stop].sum(axis=1) for start, stop in side.pieces]
+    against = [-each.scores[:, length:].sum(axis=1) for each in others]
+    falls, controls = _removals(model, found, of_sources.sum(axis=0), sides, asked, progress)
     return SourcedAnswer(
         sources=found,
         sentences=side.texts(model),
         lengths=[stop - start for start, stop in side.pieces],
-        against="".join(sides[1].texts(model)) if len(sides) > 1 else "",
-        parts=values,
-        log_probability=untouched,
+        against="".join(text for each in others for text in each.texts(model)),
+        parts=np.column_stack([of_sources, rest, *own, *against, _difference([each.constants for each in sides])]),
+        log_probability=_difference([each.untouched for each in sides]),
         instructions={
-            (number, said): float(scores[list(places)].sum())
+            (number, said): float(in_prompt[:, places].sum())
             for number, source in enumerate(found)
             for said, places in source.instructions.items()
         },
-        removals=removals,
+        falls=falls,
+        controls=controls,
         not_removed=why_not_removed(model),
-        first=parts[0].first,
-        passes=sum(each.passes for each in parts) + len(sides) * (1 + len(removals)),
+        first=side.first,
+        passes=sum(each.passes + 1 + int((~np.isnan(falls[0])).sum()) for each in sides),
         tokens=side.batch.input_ids.shape[1],
     )
 
 
-class _Parts(NamedTuple):
-    """What tokens and constants add to each part of an answer."""
-
-    scores: Float[np.ndarray, "piece token"]
-    constants: Float[np.ndarray, " piece"]
-    first: str
-    """What of the first token is among the constants, in words."""
-    passes: int
-    """How many times as many operations as a forward pass of the untouched model it took, about."""
-
-
-def _parts(model: LoadedModel, side: _Side, progress: Progress) -> _Parts:
-    _ = model.verification
-    scores, constants = _attributed(model, side, None, progress)
-    first, what = scores[:, 0].copy(), "all that the first token adds"
-    passes = 1 + 2 * len(side.pieces)
-    is_special = int(side.batch.input_ids[0, 0]) in model.tokenizer.all_special_ids
-    neutral = neutral_tokens(model)
-    if not is_special and neutral and scores.shape[1] <= _FIRST_TOLD_APART:
-        found, _ = _attributed(model, side, neutral, progress)
-        # What a word adds is known to within what neutral tokens differ by; a word among them is as good as one.
-        among = (found.min(axis=1) <= first) & (first <= found.max(axis=1))
-        first = np.where(among, first, found.mean(axis=1))
-        passes += len(neutral) * (1 + 2 * len(side.pieces))
-        what = (
-            f"what {' or '.join(repr(model.tokenizer.decode([each])) for each in neutral)} would add as the first token"
-        )
-    scores[:, 0] -= first
-    return _Parts(scores, constants + first, what, passes)
-
-
-def _attributed(
-    model: LoadedModel, side: _Side, neutral: Sequence[int] | None, progress: Progress
-) -> tuple[np.ndarray, np.ndarray]:
-    """What each token, and all constants, add to the sentences of an answer.
-
-    Args:
-        neutral: Tokens that take the place of the first one, each in a text of its own; None for the text as it is.
-
-    Returns:
-        Scores (sentence, token), and constants (sentence); with neutral tokens, scores of these (sentence, text).
-    """
-    inputs = dict(side.batch.model_inputs())
-    if neutral is not None:
-        inputs = {name: values.repeat(len(neutral), 1) for name, values in inputs.items()}
-        inputs["input_ids"][:, 0] = torch.tensor(neutral, device=model.device)
-    passed = held_pass(model.model, model.facts, inputs, model.next_token_head)
-    scores, constants = [], []
-    with torch.inference_mode(False), torch.enable_grad():
-        values = values_of_answer(passed, side.length, side.answer, AnswerMeasure.log_probability)
-        for piece in progress(side.pieces, len(side.pieces), "sentences of the answer"):
-            parts = attribute_scalars(passed, values[:, slice(*piece)].sum(dim=1))
-            scores.append((parts.scores[0] if neutral is None else parts.scores[:, 0]).cpu().numpy())
-            constants.append(float((parts.bias + parts.remainder).sum()))
-    return np.stack(scores), np.array(constants)
-
-
-def _columns(found: Sequence[Source], side: _Side, parts: _Parts) -> Float[np.ndarray, "piece column"]:
-    """What the sources, the rest of the prompt, each sentence of the answer and the constants add to each sentence."""
-    owners = np.full(parts.scores.shape[1], len(found))
-    for number, source in enumerate(found):
-        owners[list(source.tokens)] = number
-    for number, (start, stop) in enumerate(side.pieces):
-        owners[side.length + start : side.length + stop] = len(found) + 1 + number
-    count = len(found) + 1 + len(side.pieces)
-    sums = np.stack([np.bincount(owners, row, minlength=count) for row in parts.scores])
-    return np.concatenate([sums, parts.constants[:, None]], axis=1)
+def _difference(values: Sequence[np.ndarray]) -> np.ndarray:
+    """What an answer has, less what the other one has."""
+    first, *others = values
+    return first - sum(others)
 
 
 def _removals(
     model: LoadedModel,
     found: Sequence[Source],
-    values: Float[np.ndarray, "piece column"],
+    adds: Float[np.ndarray, " source"],
     sides: Sequence[_Side],
     asked: Asked,
     progress: Progress,
-) -> dict[int, Removal]:
-    """By how much each sentence's log-probability falls without a source, by its number."""
+) -> tuple[Float[np.ndarray, "piece source"], list[int]]:
+    """By how much each sentence's log-probability falls without a source, NaN if it is not removed; and the sources that are
+    removed for comparison.
+
+    Args:
+        adds: What each source adds to the answer.
+    """
+    falls = np.full((len(sides[0].pieces), len(found)), np.nan)
     if asked.check is Removed.none or why_not_removed(model):
-        return {}
-    order = np.argsort(-values[:, : len(found)].sum(axis=0), kind="stable").tolist()
-    most = _REMOVED_OF_LONG if sides[0].is_long else _REMOVED
+        return falls, []
+    order = np.argsort(-adds, kind="stable").tolist()
+    most = _REMOVED_OF_LONG if sides[0].scores.shape[1] > _LONG else _REMOVED
     others = order[most:]
     if asked.check is Removed.top:
         others = np.random.default_rng(asked.seed).permutation(others)[:most].tolist()
-    removals = {}
     chosen = [*order[:most], *others]
     for number in progress(chosen, len(chosen), "sources removed"):
-        removed = found[number].tokens
-        falls = [each.untouched - each.sums(answer_without(model, each.batch, each.answer, removed)) for each in sides]
-        removals[number] = Removal(falls[0] - sum(falls[1:]), is_control=number in others)
-    return removals
+        falls[:, number] = _difference([each.falls(model, found[number].tokens) for each in sides])
+    return falls, others

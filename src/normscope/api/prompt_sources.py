@@ -3,12 +3,12 @@
 import difflib
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from normscope.data.instructions import instructions_in
 from normscope.data.segmentation import spans_of_sentences
-from normscope.data.tokenization import Place, Span, owners_of
+from normscope.data.tokenization import Span, owners_of
 from normscope.errors import InputError, printable
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import is_messages, messages_in, parts_of, places_of_tokens
@@ -17,6 +17,8 @@ from normscope.rounding import counted
 KINDS = ("chat", "sentences", "words")
 """What a string stands for: the messages of a conversation, or the sentences or words of the prompt."""
 
+_BREAK = "\0"
+"""Between messages of a conversation, or texts of a pair: no passage extends over it."""
 _SHOWN = 60
 """Characters of a passage in messages."""
 _LONGEST_NAME = 40
@@ -54,142 +56,115 @@ def found_sources(
         raise InputError(
             "sources: expected a fast tokenizer that reads the prompt as given, to find passages among its tokens"
         )
-    named = _named(asked, text, parts)
-    spans = _located(named, parts)
-    owners = _owners(places, spans, parts)
-    found = []
-    for number, ((name, passage), (part, (start, end))) in enumerate(zip(named, spans, strict=True)):
-        tokens = tuple(at for at, owner in enumerate(owners) if owner == number)
-        if not tokens:
-            raise InputError(
-                f"sources: {_quoted(passage)} has no token of its own in the prompt; extend it to whole words"
-            )
-        inside = parts[part][start:end]
-        told = instructions_in(inside)
-        of_told = owners_of([_within(places[at], start) for at in tokens], told)
-        found.append(
-            Source(
-                name,
-                inside,
-                tokens,
-                {
-                    inside[slice(*span)]: tuple(at for at, owner in zip(tokens, of_told, strict=True) if owner == which)
-                    for which, span in enumerate(told)
-                },
-            )
-        )
-    return sorted(found, key=lambda source: source.tokens)
-
-
-def _within(place: Place | None, start: int) -> Span | None:
-    return None if place is None else (place[1] - start, place[2] - start)
-
-
-def _named(
-    asked: Mapping[str, str] | Sequence[str] | str | None, text: object, parts: Sequence[str]
-) -> list[tuple[str, str]]:
-    """The sources by name; names that repeat are numbered."""
+    begins = [0, *itertools.accumulate(len(part) + len(_BREAK) for part in parts)]
+    tokens = [place and (begins[place[0]] + place[1], begins[place[0]] + place[2]) for place in places]
+    whole = _BREAK.join(parts)
     if asked is None:
         asked = "chat" if is_messages(text) else "sentences" if len(spans_of_sentences(parts[-1])) > 1 else "words"
     if isinstance(asked, str):
-        named = list(_of_kind(asked, text, parts))
-    elif isinstance(asked, Mapping):
-        named = list(asked.items())
+        named = _of_kind(asked, text, parts, begins)
     else:
-        named = [(f"passage {number}", passage) for number, passage in enumerate(asked, start=1)]
-    named = [(name, passage) for name, passage in named if passage.strip()]
+        names = asked if isinstance(asked, Mapping) else [f"passage {number}" for number in range(1, len(asked) + 1)]
+        passages = asked.values() if isinstance(asked, Mapping) else asked
+        named = _located(dict(zip(names, passages, strict=True)), whole)
+    named = sorted(((name, span) for name, span in named if whole[slice(*span)].strip()), key=lambda each: each[1])
     if not named:
         raise InputError("sources: expected at least one passage with text, got none")
-    return named
+    owned = _members(tokens, [span for _, span in named])
+    found = []
+    for (name, (start, end)), own in zip(named, owned, strict=True):
+        passage = whole[start:end]
+        if not own:
+            raise InputError(
+                f"sources: {_quoted(passage)} has no token of its own in the prompt; extend it to whole words"
+            )
+        told = instructions_in(passage)
+        of_told = _members(tokens, [(start + first, start + last) for first, last in told])
+        said = {passage[slice(*span)]: places for span, places in zip(told, of_told, strict=True)}
+        found.append(Source(name, passage, own, said))
+    return found
 
 
-def _of_kind(kind: str, text: object, parts: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _members(tokens: Sequence[Span | None], spans: Sequence[Span]) -> list[tuple[int, ...]]:
+    """The tokens of each span, which are in the order of the text."""
+    members: list[list[int]] = [[] for _ in spans]
+    for at, owner in enumerate(owners_of(tokens, spans)):
+        if owner is not None:
+            members[owner].append(at)
+    return list(map(tuple, members))
+
+
+def _of_kind(kind: str, text: object, parts: Sequence[str], begins: Sequence[int]) -> list[tuple[str, Span]]:
+    """The messages, sentences or words of a prompt, with their numbers as part of their names."""
     if kind not in KINDS:
         raise InputError(f"sources={printable(kind, _SHOWN)}: expected passages, or one of {', '.join(KINDS)}")
     if kind == "chat":
         if not is_messages(text):
             raise InputError("sources=chat: expected a conversation, got a plain text; set dataset.chat_template=true")
-        for number, message in enumerate(messages_in(text), start=1):
-            yield f"{number} {message.role}", message.content
-        return
-    for number, part in enumerate(itertools.chain.from_iterable(_units(kind, part) for part in parts), start=1):
-        yield f"{number} {printable(part, _LONGEST_NAME)}", part
+        roles = [message.role for message in messages_in(text)]
+        return [
+            (f"{number} {role}", (start, start + len(part)))
+            for number, (role, start, part) in enumerate(zip(roles, begins, parts, strict=False), start=1)
+        ]
+    units = [
+        (part[first:last], (start + first, start + last))
+        for start, part in zip(begins, parts, strict=False)
+        for first, last in _spans(kind, part)
+    ]
+    return [(f"{number} {printable(unit, _LONGEST_NAME)}", span) for number, (unit, span) in enumerate(units, start=1)]
 
 
-def _units(kind: str, part: str) -> list[str]:
-    return [part[slice(*span)] for span in spans_of_sentences(part)] if kind == "sentences" else part.split()
+def _spans(kind: str, part: str) -> Iterable[Span]:
+    return spans_of_sentences(part) if kind == "sentences" else (word.span() for word in re.finditer(r"\S+", part))
 
 
-def _located(named: Sequence[tuple[str, str]], parts: Sequence[str]) -> list[tuple[int, Span]]:
-    """In which text of the prompt each passage lies, and between which characters. White space may differ.
+def _located(passages: Mapping[str, str], whole: str) -> list[tuple[str, Span]]:
+    """Between which characters of the prompt each passage lies. White space may differ.
 
     A passage takes the first of its occurrences that no other passage holds. The longest are placed first, because a short one
     may occur in them as well; of passages of one length, the order is theirs.
     """
-    places: dict[int, tuple[int, Span]] = {}
-    for number in sorted(range(len(named)), key=lambda number: -len("".join(named[number][1].split()))):
-        name, passage = named[number]
-        occurrences = list(_occurrences(passage, parts))
+    places: dict[str, Span] = {}
+    for name in sorted(passages, key=lambda name: -len("".join(passages[name].split()))):
+        if not passages[name].strip():
+            continue
+        occurrences = _occurrences(passages[name], whole)
         if not occurrences:
-            raise InputError(
-                f"sources: {name}: {_quoted(passage)} does not occur in the prompt; {_nearest(passage, parts)}"
-            )
-        free = [place for place in occurrences if not any(_overlap(place, other) for other in places.values())]
-        if not free:
-            other = next(at for at, other in places.items() if _overlap(occurrences[0], other))
-            both = f"{printable(named[other][0], _SHOWN)} and {printable(name, _SHOWN)}"
+            nearest = _nearest(passages[name], whole)
+            raise InputError(f"sources: {name}: {_quoted(passages[name])} does not occur in the prompt; {nearest}")
+        taken = [[other for other, place in places.items() if _overlap(place, span)] for span in occurrences]
+        if all(taken):
+            both = f"{printable(taken[0][0], _SHOWN)} and {printable(name, _SHOWN)}"
             raise InputError(f"sources: {both} overlap in the prompt; expected passages that share no token")
-        places[number] = free[0]
-    return [places[number] for number in range(len(named))]
+        places[name] = occurrences[taken.index([])]
+    return list(places.items())
 
 
-def _occurrences(passage: str, parts: Sequence[str]) -> Iterator[tuple[int, Span]]:
+def _occurrences(passage: str, whole: str) -> list[Span]:
     words = passage.split()
     pattern = r"\s+".join(map(re.escape, words))
     # A passage that begins or ends with a letter does not begin or end within a word.
     before, after = (r"\b" if end.isalnum() and end.isascii() else "" for end in (words[0][0], words[-1][-1]))
-    for strict in (before + pattern + after, pattern):
-        found = [(number, found.span()) for number, part in enumerate(parts) for found in re.finditer(strict, part)]
-        if found:
-            yield from found
-            return
+    strict, loose = (re.compile(each).finditer(whole) for each in (before + pattern + after, pattern))
+    return [found.span() for found in strict] or [found.span() for found in loose]
 
 
-def _overlap(one: tuple[int, Span], other: tuple[int, Span]) -> bool:
-    return one[0] == other[0] and one[1][0] < other[1][1] and other[1][0] < one[1][1]
+def _overlap(one: Span, other: Span) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
 
 
 def _quoted(passage: str) -> str:
     return f"“{printable(' '.join(passage.split()), _SHOWN)}”"
 
 
-def _nearest(passage: str, parts: Sequence[str]) -> str:
+def _nearest(passage: str, whole: str) -> str:
     """The words of the prompt that a passage shares most of its characters with."""
     most, longest = _COMPARED
-    wanted, best, match = passage.strip()[:most], 0, ""
-    for part in parts:
-        blocks = difflib.SequenceMatcher(None, wanted, part[:longest], autojunk=False)
-        block = blocks.find_longest_match()
-        if block.size > best:
-            start = max(0, block.b - block.a)
-            end = re.compile(r"\b|$").search(part, start + len(wanted))
-            best, match = block.size, part[start : end.start() if end else None]
-    if best < min(8, len(wanted) // 2):
+    wanted = passage.strip()[:most]
+    block = difflib.SequenceMatcher(None, wanted, whole[:longest], autojunk=False).find_longest_match()
+    if block.size < min(8, len(wanted) // 2):
         return "nothing in it is similar; write {sources} in the prompt where the passages belong"
-    return f"the nearest match is {_quoted(match)}, with {counted(best, 'character')} in common"
-
-
-def _owners(
-    places: Sequence[Place | None], spans: Sequence[tuple[int, Span]], parts: Sequence[str]
-) -> list[int | None]:
-    """The source of each token."""
-    owners: list[int | None] = [None] * len(places)
-    for part in range(len(parts)):
-        numbers = sorted(
-            (number for number, place in enumerate(spans) if place[0] == part), key=lambda at: spans[at][1]
-        )
-        own = [None if place is None or place[0] != part else place[1:] for place in places]
-        for at, owner in enumerate(owners_of(own, [spans[number][1] for number in numbers])):
-            if owner is not None:
-                owners[at] = numbers[owner]
-    return owners
+    start = max(0, block.b - block.a)
+    end = re.compile(r"\b|$").search(whole, start + len(wanted))
+    match = whole[start : end.start() if end else None].replace(_BREAK, " ")
+    return f"the nearest match is {_quoted(match)}, with {counted(block.size, 'character')} in common"

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -31,15 +30,6 @@ _LISTED = 10
 """Sources that are printed."""
 
 
-class Removal(NamedTuple):
-    """What removing a source does."""
-
-    falls: Float[np.ndarray, " sentence"]
-    """By how much the log-probability of each sentence falls."""
-    is_control: bool
-    """Whether the source is not among those that add most, and is removed for comparison."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class SourcedAnswer:
     """The parts of an answer's log-probability, in nats."""
@@ -57,8 +47,10 @@ class SourcedAnswer:
     """By the untouched model."""
     instructions: Mapping[tuple[int, str], float]
     """What sentences that read as instructions add, by the number of their source and their text."""
-    removals: Mapping[int, Removal]
-    """By the number of the source."""
+    falls: Float[np.ndarray, "sentence source"]
+    """By how much the log-probability falls without each source; NaN for sources that were not removed."""
+    controls: Sequence[int]
+    """The sources that do not add most, and were removed for comparison."""
     not_removed: str
     """Why sources cannot be removed; empty if they can."""
     first: str
@@ -82,10 +74,14 @@ class SourcedAnswer:
         own = len(self.sources) + 1
         return handed_on(self.parts[:, :own], self.parts[:, own : own + len(self.sentences)])
 
+    def of_kind(self, *kinds: str) -> Float[np.ndarray, " column"]:
+        """What the columns of some kinds add to the whole answer."""
+        return self.parts[:, [kind in kinds for kind, _ in self.columns]].sum(axis=0)
+
     @property
     def of_sources(self) -> Float[np.ndarray, " source"]:
         """What each source adds to the whole answer."""
-        return self.parts[:, : len(self.sources)].sum(axis=0)
+        return self.of_kind("source")
 
     @property
     def order(self) -> list[int]:
@@ -93,26 +89,21 @@ class SourcedAnswer:
         return list(map(int, np.argsort(-self.of_sources, kind="stable")))
 
     @property
-    def error(self) -> float:
-        """How far the parts miss the untouched model's log-probability, relative to the sum of their sizes."""
-        missing = np.abs(self.parts.sum(axis=1) - self.log_probability)
-        return float((missing / np.abs(self.parts).sum(axis=1)).max())
+    def removed(self) -> Sequence[int]:
+        """The sources that were removed."""
+        return np.flatnonzero(~np.isnan(self.falls[0])).tolist()
+
+    @property
+    def removals(self) -> Float[np.ndarray, " source"]:
+        """What removing each source does to the whole answer."""
+        return self.falls.sum(axis=0)
 
     @cached_property
     def rank_correlation(self) -> float | None:
         """Spearman's ρ of parts and removals, over the sources that were removed; None of fewer than three."""
-        if len(self.removals) < FEWEST_PAIRS:
+        if len(self.removed) < FEWEST_PAIRS:
             return None
-        falls = [removal.falls.sum() for removal in self.removals.values()]
-        ranks = [scipy.stats.rankdata(each) for each in (self.of_sources[list(self.removals)], falls)]
-        return correlation(*ranks)
-
-    def removal(self, number: int, sentence: int | None = None) -> float:
-        """What removing a source does to a sentence, or to the whole answer; NaN if it was not removed."""
-        if number not in self.removals:
-            return float("nan")
-        falls = self.removals[number].falls
-        return float(falls.sum() if sentence is None else falls[sentence])
+        return correlation(*(scipy.stats.rankdata(each[self.removed]) for each in (self.of_sources, self.removals)))
 
 
 def result_of(of: SourcedAnswer) -> Result:
@@ -133,68 +124,62 @@ def result_of(of: SourcedAnswer) -> Result:
 
 def _sources(of: SourcedAnswer) -> pd.DataFrame:
     """One row per source, in the order of the prompt."""
-    handed = of.handed.parts.sum(axis=0)
+    why = {number: "for comparison" if number in of.controls else "adds most" for number in of.removed}
     return pd.DataFrame(
-        [
-            {
-                "source": source.name,
-                "part": of.of_sources[number],
-                "handed_on": handed[number],
-                "removal": of.removal(number),
-                "removed": _removed(of, number),
-                "tokens": len(source.tokens),
-                "text": source.text,
-            }
-            for number, source in enumerate(of.sources)
-        ]
+        {
+            "source": [source.name for source in of.sources],
+            "part": of.of_sources,
+            "handed_on": of.handed.parts[:, :-1].sum(axis=0),
+            "removal": of.removals,
+            "removed": [why.get(number, "") for number in range(len(of.sources))],
+            "tokens": [len(source.tokens) for source in of.sources],
+            "text": [source.text for source in of.sources],
+        }
     )
-
-
-def _removed(of: SourcedAnswer, number: int) -> str:
-    if number not in of.removals:
-        return ""
-    return "for comparison" if of.removals[number].is_control else "adds most"
 
 
 def _parts(of: SourcedAnswer) -> pd.DataFrame:
     """One row per sentence of the answer and column."""
+    rows, width = of.parts.shape
+    kinds, names = zip(*of.columns, strict=True)
+    without = np.pad(of.falls, ((0, 0), (0, width - len(of.sources))), constant_values=np.nan)
     return pd.DataFrame(
-        [
-            {
-                "sentence": row + 1,
-                "kind": kind,
-                "source": name,
-                "value": of.parts[row, at],
-                "removal": of.removal(at, row) if kind == "source" else np.nan,
-            }
-            for row in range(len(of.sentences))
-            for at, (kind, name) in enumerate(of.columns)
-        ]
+        {
+            "sentence": np.repeat(np.arange(1, rows + 1), width),
+            "kind": kinds * rows,
+            "source": names * rows,
+            "value": of.parts.ravel(),
+            "removal": without.ravel(),
+        }
     )
 
 
 def _sentences(of: SourcedAnswer) -> pd.DataFrame:
-    rows = zip(of.sentences, of.lengths, of.log_probability, of.parts.sum(axis=1), of.handed.kept, strict=True)
     return pd.DataFrame(
-        [
-            {"sentence": at, "text": text, "tokens": tokens, "log_probability": value, "parts": parts, "kept": kept}
-            for at, (text, tokens, value, parts, kept) in enumerate(rows, start=1)
-        ]
+        {
+            "sentence": range(1, len(of.sentences) + 1),
+            "text": of.sentences,
+            "tokens": of.lengths,
+            "log_probability": of.log_probability,
+            "parts": of.parts.sum(axis=1),
+            "kept": of.handed.kept,
+        }
     )
 
 
 def _flow(of: SourcedAnswer) -> pd.DataFrame:
     """One row per sentence, part of the prompt and sentence through which it adds something; 0 is directly."""
-    names = [name for _, name in of.columns[: len(of.sources) + 1]]
-    rows = []
-    for row in range(len(of.sentences)):
-        ways = [of.parts[row, : len(names)], *of.handed.through[row, : row + 1]]
-        rows += [
-            {"sentence": row + 1, "through": way, "source": name, "value": values[at]}
-            for way, values in enumerate(ways)
-            for at, name in enumerate(names)
-        ]
-    return pd.DataFrame(rows)
+    rows, _, width = of.handed.through.shape
+    ways = np.concatenate([of.parts[:, None, :width], of.handed.through], axis=1)
+    sentence, way = np.tri(rows, rows + 1, 1, dtype=bool).nonzero()
+    return pd.DataFrame(
+        {
+            "sentence": sentence.repeat(width) + 1,
+            "through": way.repeat(width),
+            "source": [name for _, name in of.columns[:width]] * len(way),
+            "value": ways[sentence, way].ravel(),
+        }
+    )
 
 
 def _instructions(of: SourcedAnswer) -> pd.DataFrame:
@@ -209,23 +194,17 @@ def _instructions(of: SourcedAnswer) -> pd.DataFrame:
 
 
 def _metrics(of: SourcedAnswer) -> dict[str, float]:
-    kinds = [kind for kind, _ in of.columns]
-    sums = of.parts.sum(axis=0)
-    found = {
+    """With the error: how far the parts miss the untouched model's log-probability, relative to the sum of their sizes."""
+    missing = np.abs(of.parts.sum(axis=1) - of.log_probability) / np.abs(of.parts).sum(axis=1)
+    correlated = {} if of.rank_correlation is None else {"rank_correlation": of.rank_correlation}
+    return {
         "log_probability": float(of.log_probability.sum()),
-        **{
-            name: float(sums[[at for at, kind in enumerate(kinds) if kind == each]].sum())
-            for each, name in {
-                "source": "sources",
-                "rest": "rest",
-                "answer": "answer",
-                "constants": "constants",
-            }.items()
-        },
-        "error": of.error,
+        "sources": float(of.of_sources.sum()),
+        **{kind: float(of.of_kind(kind).sum()) for kind in ("rest", "answer", "constants")},
+        "error": float(missing.max()),
         "passes": float(of.passes),
+        **correlated,
     }
-    return found if of.rank_correlation is None else found | {"rank_correlation": of.rank_correlation}
 
 
 def _findings(of: SourcedAnswer) -> Iterator[str]:
@@ -238,25 +217,27 @@ def _findings(of: SourcedAnswer) -> Iterator[str]:
     yield f"“{answer}”{than} comes most from {name}: {adds}.{_confirmed(of)}"
     if of.rank_correlation is not None:
         yield (
-            f"Over the {len(of.removals)} sources that were removed, the rank correlation of their parts with what removing "
+            f"Over the {len(of.removed)} sources that were removed, the rank correlation of their parts with what removing "
             f"them does is {number(of.rank_correlation, signed=True, digits=2)}: so far can parts be trusted on this prompt."
         )
 
 
 def _confirmed(of: SourcedAnswer) -> str:
     """Whether removing the source that adds most lowers the log-probability by more than removing others does."""
-    first = of.order[0]
-    if first not in of.removals:
+    fall, controls = of.removals[of.order[0]], of.removals[of.controls]
+    if np.isnan(fall):
         return ""
-    fall = of.removal(first)
-    controls = [of.removal(at) for at, each in of.removals.items() if each.is_control]
     confirmed = fall > max([0.0, *controls])
-    sentence = f" Without it, the log-probability changes by {number(-fall, signed=True)}"
-    if controls:
+    sentence = f" Without it, the log-probability changes by {number(-float(fall), signed=True)}"
+    if len(controls):
         others = counted(len(controls), "other source")
         most = " at the lowest" if len(controls) > 1 else ""
-        sentence += f"; without {others}, removed for comparison, by {number(-max(controls), signed=True)}{most}"
-    return f"{sentence}: removal {'confirms' if confirmed else 'does not confirm'} it."
+        sentence += f"; without {others}, removed for comparison, by {number(-float(max(controls)), signed=True)}{most}"
+    sentence += f": removal {'confirms' if confirmed else 'does not confirm'} it."
+    if (most := np.nanmax(of.removals)) > fall:
+        other = of.sources[int(np.nanargmax(of.removals))].name
+        sentence += f" Removing {other} changes it more, by {number(-float(most), signed=True)}."
+    return sentence
 
 
 def _notes(of: SourcedAnswer) -> Iterator[str]:
@@ -267,11 +248,10 @@ def _notes(of: SourcedAnswer) -> Iterator[str]:
                 f"this adds {number(row['value'], signed=True)}, {percentage(row['share'])} of what sources that raise the "
                 "answer add. Check that the answer should follow it."
             )
-    sums = dict(zip((kind for kind, _ in of.columns), of.parts.sum(axis=0), strict=True))
+    constants = number(float(of.of_kind("constants").sum()), signed=True)
     yield (
         f"All parts add up to the untouched model's log-probability, {number(float(of.log_probability.sum()))} nats. Among the "
-        f"constants ({number(float(sums['constants']), signed=True)}) are biases, minus the entropy of the predictions, and "
-        f"{of.first}."
+        f"constants ({constants}) are biases, minus the entropy of the predictions, and {of.first}."
     )
     if of.not_removed:
         yield f"No source was removed: {of.not_removed}."
@@ -283,23 +263,23 @@ def _notes(of: SourcedAnswer) -> Iterator[str]:
 
 
 def _summary(of: SourcedAnswer) -> Summary:
-    rows = [at for at in of.order if at in of.order[:_LISTED]]
-    shown = pd.DataFrame(
-        {
-            "part": [number(float(of.of_sources[at]), signed=True) for at in rows],
-            "removal": ["" if np.isnan(of.removal(at)) else number(of.removal(at), signed=True) for at in rows],
-        },
-        index=pd.Index([printable(of.sources[at].name, 40) for at in rows], name="source"),
-    )
-    for kind, name in of.columns[len(of.sources) :]:
-        if kind in ("rest", "constants"):
-            at = of.columns.index((kind, name))
-            shown.loc[name] = [number(float(of.parts[:, at].sum()), signed=True), ""]
-    own = sum(float(of.parts[:, at].sum()) for at, (kind, _) in enumerate(of.columns) if kind in ("answer", "against"))
-    shown.loc["words of the answer"] = [number(own, signed=True), ""]
-    shown.loc["log-probability"] = [number(float(of.log_probability.sum()), signed=True), ""]
+    shown = of.order[:_LISTED]
+    others = {
+        REST: of.of_kind("rest"),
+        CONSTANTS: of.of_kind("constants"),
+        "words of the answer": of.of_kind("answer", "against"),
+        "log-probability": of.log_probability,
+    }
+    values = [*of.of_sources[shown], *(each.sum() for each in others.values())]
+    falls = ["" if np.isnan(fall) else number(float(fall), signed=True) for fall in of.removals[shown]]
     return Summary(
-        shown,
+        pd.DataFrame(
+            {
+                "part": [number(float(value), signed=True) for value in values],
+                "removal": [*falls, *("" for _ in others)],
+            },
+            index=pd.Index([*(printable(of.sources[at].name, 40) for at in shown), *others], name="source"),
+        ),
         caption="What adds to the answer's log-probability (nats), and by how much it falls without each source",
     )
 

@@ -45,6 +45,9 @@ from normscope.models.stored.model_code import model_code
 from normscope.models.stored.stored_weights import is_offloaded
 from normscope.rounding import number
 
+_PIECE = 2**22
+"""Elements that are multiplied at a time."""
+
 
 @dataclasses.dataclass(eq=False)
 class RecordedLayer:
@@ -195,7 +198,7 @@ class HeldPass:
         if not target.requires_grad:
             raise self.not_affine()
         gradients = list(torch.autograd.grad(target, leaves, retain_graph=True, materialize_grads=True))
-        linear = [(wide(g) * wide(leaf.detach())).sum() for g, leaf in zip(gradients, leaves, strict=True)]
+        linear = [_product(gradient, leaf.detach()) for gradient, leaf in zip(gradients, leaves, strict=True)]
         return gradients, wide(target.detach()) - torch.stack(linear).sum()
 
     def not_affine(self) -> NotAffineError:
@@ -338,6 +341,12 @@ def not_affine(name: str, why: str) -> NotAffineError:
         f"{name} cannot be attributed: even with attention weights, deviations and slopes held fixed, {why} is not linear in "
         "the tokens' vectors; its attention blocks can still be measured"
     )
+
+
+def _product(one: Tensor, other: Tensor) -> Float[Tensor, ""]:
+    """Sum of the products of all elements, in float64, a piece at a time: all logits of a long text would take gigabytes."""
+    pieces = zip(one.flatten().split(_PIECE), other.flatten().split(_PIECE), strict=True)
+    return torch.stack([(wide(left) * wide(right)).sum() for left, right in pieces]).sum()
 
 
 def held_pass(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from normscope.api.answer_sources import Asked, sources_with_progress
+from normscope.api.answer_sources import RUNNER_UP, Asked, sources_with_progress
 from normscope.api.prompt_sources import KINDS
 from normscope.data.source_files import PROMPT, Given, read_sources, text_in
 from normscope.errors import InputError, one_line
@@ -33,27 +33,27 @@ def show_sources(options: RunOptions, prompt: str | None, asked: Mapping[str, st
     Raises:
         InputError: If an argument is invalid, or the model gives no answer.
     """
-    wanted = asked.get("sources")
-    is_kind = wanted is None or (wanted in KINDS and not Path(wanted).exists())
-    given = (
-        Given({}) if is_kind or wanted is None else read_sources(Path(wanted), _whole("row", asked.get("row", "1"), 1))
-    )
+    wanted, given = asked.get("sources"), Given({})
+    if wanted is not None and (wanted not in KINDS or Path(wanted).exists()):
+        given = read_sources(Path(wanted), _whole("row", asked.get("row", "1")))
     if prompt is None and given.question is None:
         raise InputError("explain: expected a prompt, or sources=FILE.jsonl with questions and documents")
+    if (check := asked.get("check", "top")) not in list(Removed):
+        raise InputError(f"check={check[:40]}: expected one of {', '.join(Removed)}")
     arguments = Asked(
-        passages=wanted if is_kind else given.passages,
+        passages=given.passages or wanted,
         answer=_text("answer", asked.get("answer", given.answer or GENERATED)),
         against=_text("against", asked.get("against", GENERATED)),
-        check=_choice(asked.get("check", "top")),
-        sentences=_whole("sentences", asked["sentences"], 1) if "sentences" in asked else None,
-        tokens=_whole("tokens", asked.get("tokens", "40"), 1),
+        check=Removed(check),
+        sentences=_whole("sentences", asked["sentences"]) if "sentences" in asked else None,
+        tokens=_whole("tokens", asked.get("tokens", "40")),
         seed=options.seed,
     )
     with Phases([Phase.MODEL, Phase.TEXT], shown=options.verbosity is not Verbosity.quiet) as phases:
         model = load(options.model, options.device)
-        written = PROMPT if prompt is None else prompt
-        require_kind(model, written)
-        text = as_given(model, written, chat=bool(options.dataset.chat_template))
+        typed = PROMPT if prompt is None else prompt
+        require_kind(model, typed)
+        text = as_given(model, typed, chat=bool(options.dataset.chat_template))
         if isinstance(text, list):
             text = [{**message, "content": given.filled(message["content"])} for message in text]
         elif isinstance(text, str):
@@ -86,16 +86,10 @@ def _text(key: str, typed: str) -> str | None:
 def _behind(prompt: str, answer: str | list[int] | None) -> str | list[int] | None:
     """An answer with the space that separates its first word from the prompt's last."""
     joins = isinstance(answer, str) and answer[:1].isalnum() and prompt[-1:].strip()
-    return f" {answer}" if joins and answer != "runner-up" else answer
+    return f" {answer}" if joins and answer != RUNNER_UP else answer
 
 
-def _choice(typed: str) -> Removed:
-    if typed not in list(Removed):
-        raise InputError(f"check={typed[:40]}: expected one of {', '.join(Removed)}")
-    return Removed(typed)
-
-
-def _whole(key: str, typed: str, least: int) -> int:
-    if not typed.isdecimal() or int(typed) < least:
-        raise InputError(f"{key}={typed[:40]}: expected a whole number from {least}")
+def _whole(key: str, typed: str) -> int:
+    if not typed.isdecimal() or int(typed) < 1:
+        raise InputError(f"{key}={typed[:40]}: expected a whole number from 1")
     return int(typed)

@@ -11,6 +11,14 @@ function make(tag, properties = {}, ...children) {
   return node;
 }
 
+// An element of SVG with attributes and children.
+function drawn(tag, attributes = {}, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
 const total = (values) => values.reduce((a, b) => a + b, 0);
 
 // Part of a text. Places count characters as Python does; JavaScript's own count those beyond U+FFFF, such as emoji, twice.

@@ -7,6 +7,14 @@ function ramp(colours, ticks) {
   return make("div", { className: "ramp" }, bar, make("div", { className: "ramp-ticks" }, ...ticks.map((tick) => make("span", {}, tick))));
 }
 
+// A row with a name, a bar with the colour of either end of a diverging palette, and a signed value.
+function barOf(name, value, largest, diverging) {
+  const bar = make("i", {});
+  bar.style.background = `rgb(${diverging(0.5 + 0.3 * Math.sign(value))})`;
+  bar.style.width = `${(100 * Math.abs(value)) / largest}%`;
+  return make("li", {}, make("span", {}, name), make("span", { className: "track" }, bar), make("b", {}, formatNumber(value, true)));
+}
+
 // Titled lists of names, values and tooltips, with bars that share a scale, in the order given. Of signed values, bars have the colours of
 // either end of a diverging palette.
 function valueLists(lists, diverging) {

@@ -3,14 +3,6 @@
 const MIXING = { widest: 900, narrow: 600, height: 270, left: 46, label: 250, short: 130, top: 12, bottom: 34 };
 const MIXING_COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"];
 
-// An element of SVG with attributes and children.
-function drawn(tag, attributes = {}, ...children) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
-
 // Labels at the ends of lines, moved apart so that none covers another.
 function apart(positions, distance, lowest) {
   const order = positions.map((_, at) => at).sort((a, b) => positions[a] - positions[b]);

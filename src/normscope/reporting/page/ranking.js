@@ -31,7 +31,7 @@ class RankingView {
     const { rank, number, total: value, text: shown, sums, parts } = document;
     const text = make("p", { className: "pair-text" }, ...spans(shown));
     [...text.children].forEach((span, place) => this.colour(span, sums[place]));
-    const bars = make("ol", { className: "ranks" }, ...DIFFERENCES.map((name, part) => this.barOf(name, parts[part])));
+    const bars = make("ol", { className: "ranks" }, ...DIFFERENCES.map((name, part) => barOf(name, parts[part], this.longest, this.colours)));
     const next = this.documents[at + 1];
     const head = make("button", { type: "button", className: "document-head", onclick: () => this.choose(at, true) },
       make("span", { className: "rank" }, `${rank}.`), make("b", {}, formatNumber(value)),
@@ -44,13 +44,6 @@ class RankingView {
     span.style.background = `rgb(${channels})`;
     span.style.color = readableOn(channels);
     span.title = formatNumber(value, true);
-  }
-
-  barOf(name, value) {
-    const bar = make("i", {});
-    bar.style.background = `rgb(${this.colours(0.5 + 0.3 * Math.sign(value))})`;
-    bar.style.width = `${(100 * Math.abs(value)) / this.longest}%`;
-    return make("li", {}, make("span", {}, name), make("span", { className: "track" }, bar), make("b", {}, formatNumber(value, true)));
   }
 
   // Marks a document and shows its map.

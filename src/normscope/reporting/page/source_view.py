@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
@@ -11,6 +12,13 @@ from normscope.results.run_files import FUNCTION
 
 WARNING = "Warning: "
 """How a note begins that the page shows above the answer."""
+_OTHERS = {
+    "rest": "rest of the prompt",
+    "answer": "words of the answer",
+    "against": "words of the other answer",
+    "constants": "constants and the first position",
+}
+"""What the page calls the kinds of parts that are no sources."""
 
 
 def shows_sources(result: Result) -> bool:
@@ -31,36 +39,23 @@ def sources_section() -> Section:
 
 def sources_payload(result: Result) -> dict[str, Any]:
     """The JSON content that the script of the section reads: a row for each sentence, a column for each source."""
-    sources, parts, flow = (result.tables[name] for name in ("sources", "parts", "flow"))
-    kinds = {name: _by_sentence(rows) for name, rows in parts.groupby("kind", sort=False)}
-    # Those of the answer's own sentences are one number.
-    own = kinds.get("answer", pd.DataFrame()).sum(axis=1)
-    others = {"rest of the prompt": kinds["rest"].iloc[:, 0], "words of the answer": own}
-    if "against" in kinds:
-        others["words of the other answer"] = kinds["against"].iloc[:, 0]
-    others["constants and the first position"] = kinds["constants"].iloc[:, 0]
+    sources, sentences, parts, flow = (result.tables[name] for name in ("sources", "sentences", "parts", "flow"))
+    by_sentence = parts[["value", "removal"]].to_numpy().reshape(len(sentences), -1, 2)
+    kinds = parts["kind"].to_numpy()[: by_sentence.shape[1]]
+    values = {kind: by_sentence[:, kinds == kind, 0] for kind in dict.fromkeys(kinds)}
     told = result.tables.get("instructions", pd.DataFrame({"source": []}))
     return {
-        "sentences": [
-            {"text": text, "value": value}
-            for text, value in result.tables["sentences"][["text", "log_probability"]].itertuples(index=False)
-        ],
-        "sources": [{"name": name, "text": text} for name, text in sources[["source", "text"]].itertuples(index=False)],
-        "parts": kinds["source"].to_numpy().tolist(),
-        "removals": _by_sentence(parts[parts["kind"] == "source"], "removal").fillna(0.0).to_numpy().tolist(),
+        "sentences": sentences[["text", "log_probability"]].to_dict("records"),
+        "sources": sources[["source", "text"]].to_dict("records"),
+        "parts": values.pop("source").tolist(),
+        "removals": np.nan_to_num(by_sentence[:, kinds == "source", 1]).tolist(),
         "removed": sources["removal"].notna().tolist(),
         "told": sources["source"].isin(told["source"]).tolist(),
-        "names": list(others),
-        "others": pd.DataFrame(others).to_numpy().tolist(),
+        "names": [_OTHERS[kind] for kind in values],
+        "others": np.column_stack([each.sum(axis=1) for each in values.values()]).tolist(),
         "flow": [
             [way["value"].tolist() for _, way in of_sentence.groupby("through", sort=False)]
             for _, of_sentence in flow.groupby("sentence", sort=False)
         ],
         "warnings": [note for note in result.notes if note.startswith(WARNING)],
     }
-
-
-def _by_sentence(rows: pd.DataFrame, values: str = "value") -> pd.DataFrame:
-    """A row for each sentence, and a column for each place; names of sources may repeat."""
-    places = rows.groupby("sentence").cumcount()
-    return rows.assign(place=places).pivot_table(index="sentence", columns="place", values=values, dropna=False)

@@ -11,7 +11,7 @@ class SourcesView {
     Object.assign(this, { root, data, address, byPart: true });
     this.sentence = this.fromAddress();
     this.list = make("ol", { className: "source-list" });
-    this.others = make("dl", { className: "source-others" });
+    this.others = make("ol", { className: "ranks source-others" });
     this.flow = make("figure", { className: "source-flow" });
     this.answer = make("div", { className: "source-answer", role: "group", "aria-label": "Sentences of the answer" }, ...this.sentences());
     const order = make("select", { name: "order", onchange: () => { this.byPart = order.value === "part"; this.draw(); } },
@@ -45,7 +45,7 @@ class SourcesView {
 
   save() {
     const [parts, removals] = [this.of(this.data.parts), this.of(this.data.removals)];
-    const rows = this.data.sources.map(({ name, text }, at) => [name, parts[at], this.data.removed[at] ? removals[at] : "", text]);
+    const rows = this.data.sources.map(({ source, text }, at) => [source, parts[at], this.data.removed[at] ? removals[at] : "", text]);
     download(`sources${this.sentence ? `_sentence_${this.sentence}` : ""}.csv`, "text/csv", csvOf([["source", "part", "removal", "text"], ...rows]));
   }
 
@@ -67,32 +67,27 @@ class SourcesView {
     const order = [...parts.keys()];
     if (this.byPart) order.sort((one, other) => parts[other] - parts[one]);
     this.list.replaceChildren(...order.map((at) => this.row(at, parts[at], largest, known[at] ? removals[at] : null, most, colours)));
-    this.drawOthers();
+    this.drawOthers(colours);
     this.drawFlow(colours);
   }
 
   row(at, part, largest, removal, most, colours) {
-    const { name, text } = this.data.sources[at];
+    const { source, text } = this.data.sources[at];
     const passage = make("p", { className: "passage" }, text);
     const channels = colours(0.5 + (TINT * part) / largest);
     Object.assign(passage.style, { background: `rgb(${channels})`, color: readableOn(channels) });
     passage.onclick = () => passage.classList.toggle("whole");
-    const bar = (label, value, end) => {
-      if (value === null) return make("div", { className: "source-bar faint" }, make("span", {}, label), "not removed");
-      const ink = make("i", {});
-      ink.style.width = `${(50 * Math.abs(value)) / end}%`;
-      ink.style[value < 0 ? "right" : "left"] = "50%";
-      ink.style.background = `rgb(${colours(0.5 + TINT * Math.sign(value))})`;
-      return make("div", { className: "source-bar" }, make("span", {}, label), make("span", { className: "zero" }, ink), make("b", {}, formatNumber(value, true)));
-    };
-    return make("li", {}, make("div", { className: "source-name" }, make("b", {}, name), ...(this.data.told[at] ? [make("small", {}, "holds an instruction")] : [])),
-      passage, make("div", { className: "source-bars" }, bar("part", part, largest), bar("fall without it", removal, most)));
+    const bars = [barOf("part", part, largest, colours), removal === null ? make("li", {}, make("span", {}, "not removed")) : barOf("fall without it", removal, most, colours)];
+    return make("li", {}, make("div", { className: "source-name" }, make("b", {}, source), ...(this.data.told[at] ? [make("small", {}, "holds an instruction")] : [])),
+      passage, make("ol", { className: "ranks" }, ...bars));
   }
 
-  drawOthers() {
-    const rows = this.of(this.data.others);
-    this.others.replaceChildren(...this.data.names.flatMap((name, at) => [make("dt", {}, name), make("dd", {}, formatNumber(rows[at], true))]),
-      make("dt", {}, "log-probability, the sum of all"), make("dd", {}, formatNumber(this.of(this.data.sentences.map(({ value }) => [value]))[0], true)));
+  drawOthers(colours) {
+    const values = this.of(this.data.others);
+    const all = this.of(this.data.sentences.map(({ log_probability }) => [log_probability]))[0];
+    const rows = [...this.data.names.map((name, at) => [name, values[at]]), ["log-probability, the sum of all", all]];
+    const largest = Math.max(...rows.map(([, value]) => Math.abs(value))) || 1;
+    this.others.replaceChildren(...rows.map(([name, value]) => barOf(name, value, largest, colours)));
   }
 
   // From passages through earlier sentences to the chosen one; every band is as wide as what flows through it.
@@ -102,7 +97,7 @@ class SourcesView {
     const ways = this.data.flow[this.sentence - 1].slice(0, this.sentence); // directly, then through each earlier sentence
     const size = ways[0].map((_, at) => total(ways.map((way) => Math.abs(way[at]))));
     const named = [...size.keys()].sort((one, other) => size[other] - size[one]).slice(0, FLOWING).filter((at) => size[at] > 0);
-    const groups = named.map((at) => [[...this.data.sources.map(({ name }) => name), "rest of the prompt"][at], [at]]);
+    const groups = named.map((at) => [[...this.data.sources.map(({ source }) => source), "rest of the prompt"][at], [at]]);
     const left = [...size.keys()].filter((at) => size[at] > 0 && !named.includes(at));
     if (left.length) groups.push([`${left.length} others`, left]);
     const values = groups.map(([, members]) => ways.map((way) => total(members.map((at) => way[at]))));
@@ -114,7 +109,7 @@ class SourcesView {
     const band = (x, y, x2, y2, width, value) => {
       const half = (x + x2) / 2;
       const path = `M${x},${y}C${half},${y} ${half},${y2} ${x2},${y2}v${width}C${half},${y2 + width} ${half},${y + width} ${x},${y + width}Z`;
-      shapes.push(svg("path", { d: path, fill: `rgb(${colours(0.5 + TINT * Math.sign(value))})`, "fill-opacity": 0.75 }, svg("title", {}, formatNumber(value, true))));
+      shapes.push(drawn("path", { d: path, fill: `rgb(${colours(0.5 + TINT * Math.sign(value))})`, "fill-opacity": 0.75 }, drawn("title", {}, formatNumber(value, true))));
     };
     const at = { left: [...ends], middle: [...middle], right: FLOW.gap };
     ways.forEach((_, way) => values.forEach((row, group) => {
@@ -123,11 +118,11 @@ class SourcesView {
       band(FLOW.middle, at.middle[way], FLOW.right, at.right, width, row[way]);
       at.left[group] += width; at.middle[way] += width; at.right += width;
     }));
-    const label = (x, y, anchor, text) => shapes.push(svg("text", { x, y, "text-anchor": anchor }, text));
+    const label = (x, y, anchor, text) => shapes.push(drawn("text", { x, y, "text-anchor": anchor }, text));
     groups.forEach(([name], group) => label(FLOW.left - 8, (ends[group] + at.left[group]) / 2 + 4, "end", clipped(name, 32)));
     ways.forEach((_, way) => { if (at.middle[way] - middle[way] > 1) label(FLOW.middle, middle[way] - 5, "middle", way ? `through sentence ${way}` : "directly"); });
     label(FLOW.right + 8, FLOW.height / 2, "start", `sentence ${this.sentence}`);
-    this.flow.replaceChildren(svg("svg", { viewBox: `0 0 ${FLOW.width} ${FLOW.height + 12}`, role: "img", "aria-label": "Flow from passages to the sentence" }, ...shapes),
+    this.flow.replaceChildren(drawn("svg", { viewBox: `0 0 ${FLOW.width} ${FLOW.height + 12}`, role: "img", "aria-label": "Flow from passages to the sentence" }, ...shapes),
       make("figcaption", {}, "From passages, directly and through earlier sentences of the answer, to the chosen sentence. Bands are as wide as what they add; orange raises the log-probability, purple lowers it. An earlier sentence hands on what it adds to what raised it."));
   }
 
@@ -136,11 +131,4 @@ class SourcesView {
     let y = gap;
     return sizes.map((size) => { const start = y; y += size + gap; return start; });
   }
-}
-
-function svg(tag, attributes, ...children) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
 }
