@@ -73,6 +73,19 @@ def test_bad_input_is_one_line(capsys, monkeypatch, tmp_path, saved_model, texts
     assert len(outcome.err.strip().splitlines()) == 1
 
 
+def test_a_model_without_a_tokenizer_is_one_line(capsys, monkeypatch, tmp_path, saved_model, texts):
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    for file in Path(saved_model).iterdir():
+        if "token" not in file.name and "vocab" not in file.name:
+            (folder / file.name).write_bytes(file.read_bytes())
+    words = ["checkup", str(folder), "dataset=text", f"dataset.path={texts}", f"output_dir={tmp_path / 'out'}"]
+    outcome = run_here(capsys, monkeypatch, *words)
+    assert outcome.status == 2
+    assert "tokenizer" in outcome.err
+    assert len(outcome.err.strip().splitlines()) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not SMOLLM2.is_dir(), reason="python experiments/real_weights/fetch.py smollm2")
 def test_a_quantiser_that_skips_what_the_json_says_loses_less(capsys, monkeypatch, tmp_path):
