@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from docs.hooks.markdown import code, table
 from normscope.analyses.registry import analyses
+from normscope.results.checkup_tables import CHECKUP
 from normscope.results.declare import Declared, Rollup, Table
 from normscope.results.run_tables import COMPARISON, CROSSINGS, MAPS, RUN_TABLES, TRAINING
 
@@ -22,6 +23,8 @@ def page() -> str:
         parts.append(_declared(name, info.declared))
     parts.append("## Every run {#run}\n")
     parts += [_table(name, info) for name, info in RUN_TABLES.items()]
+    parts.append("## Checkups {#checkup}\n")
+    parts += [_table(name, info) for name, info in CHECKUP.items()]
     parts.append("## Token maps {#maps}\n")
     parts.append(_table("maps.parquet", MAPS))
     parts.append("## Comparisons of runs {#comparison}\n")

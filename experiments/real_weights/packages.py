@@ -44,6 +44,8 @@ class Package:
     """The module here that converts them: its function `convert`."""
     tools: tuple[str, ...] = ()
     """Packages that are needed to convert, but not to use the model."""
+    reads: str = "texts"
+    """What the model reads: `texts`, `images` or `audio`."""
 
     @property
     def convert(self) -> Callable[[Path], Converted]:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from normscope.results.checkup_tables import CHECKUP
+from normscope.results.result import Result
 from tests.end_to_end.shell import ROOT, run_here
 
 SMOLLM2 = ROOT / "outputs/real_weights/smollm2"
@@ -31,14 +33,27 @@ def test_a_checkup_leaves_a_page_and_a_json(capsys, monkeypatch, tmp_path, saved
     assert lines[-1] == str(folder / "checkup.html")
     assert max(map(len, lines[:-1])) <= 80
     assert lines[0].startswith("1. No weight differs from")
-    assert sorted(path.name for path in folder.iterdir()) == ["checkup.html", "checkup.json"]
+    assert {"checkup.html", "checkup.json"} < {path.name for path in folder.iterdir()}
+    result = Result.read(folder)
+    for name in CHECKUP:
+        assert list(result.tables[name]) == list(CHECKUP[name].columns)
+        assert name in result.figures
     content = json.loads((folder / "checkup.json").read_text())
     assert content["lines"][0]["found"] in " ".join(lines[:3])
     assert len(content["tables"]["rounding_by_layer"]) == 3 * 3
     assert all(row["weights"] == row["vectors"] == 0 for row in content["tables"]["against"])
     assert content["tables"]["linear_inputs"][0].keys() >= {"module", "ratio"}
     page = (folder / "checkup.html").read_text()
-    for section in ("leave", "linear_inputs", "rounding", "rounding_by_layer", "heads", "against", "outliers", "sinks"):
+    for section in (
+        "findings",
+        "linear_inputs",
+        "rounding",
+        "rounding_by_layer",
+        "heads",
+        "against",
+        "outliers",
+        "sinks",
+    ):
         assert f'<section id="{section}"' in page
 
 
@@ -55,6 +70,19 @@ def test_bad_input_is_one_line(capsys, monkeypatch, tmp_path, saved_model, texts
     outcome = run_here(capsys, monkeypatch, "checkup", *words, *more)
     assert outcome.status == 2
     assert message in outcome.err
+    assert len(outcome.err.strip().splitlines()) == 1
+
+
+def test_a_model_without_a_tokenizer_is_one_line(capsys, monkeypatch, tmp_path, saved_model, texts):
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    for file in Path(saved_model).iterdir():
+        if "token" not in file.name and "vocab" not in file.name:
+            (folder / file.name).write_bytes(file.read_bytes())
+    words = ["checkup", str(folder), "dataset=text", f"dataset.path={texts}", f"output_dir={tmp_path / 'out'}"]
+    outcome = run_here(capsys, monkeypatch, *words)
+    assert outcome.status == 2
+    assert "tokenizer" in outcome.err
     assert len(outcome.err.strip().splitlines()) == 1
 
 

@@ -14,14 +14,14 @@ from torch import nn
 
 from normscope.checkup import findings
 from normscope.checkup.against import differences, require_same_shape, weights_changed
+from normscope.checkup.figures import part_of
 from normscope.checkup.heads import HeadOutputs, alike_heads, head_names, idle_heads
 from normscope.checkup.linear_inputs import LinearInputs
-from normscope.checkup.page import part_of
 from normscope.checkup.passes import LinearCall, Outcome, Passes
-from normscope.checkup.rounding_cost import Rounding, SkipList, costs, costs_by_layer, distance, summary_of
+from normscope.checkup.rounding_cost import Rounding, SkipList, costs, distance, summary_of
 from normscope.cli import command_line
 from normscope.errors import InputError
-from normscope.maths.quantisation import NumberFormat, rounded_inputs, rounded_weights
+from normscope.maths.quantisation import NumberFormat, rounded
 from normscope.models.load.interventions import InterventionRunner
 from normscope.streams import no_bar
 from tests.oracles import specimens
@@ -33,33 +33,33 @@ NOTHING = torch.tensor([], dtype=torch.int64)
 def test_int8_has_one_scale_or_one_for_each_token():
     inputs = torch.tensor([[127.0, 1.4, -0.6], [12.7, 1.4, -0.6]])
     largest = torch.tensor([127.0, 1.4, 0.6])
-    per_tensor = rounded_inputs(inputs, NumberFormat.int8_per_tensor, NOTHING, largest)
+    per_tensor = rounded(inputs, NumberFormat.int8_per_tensor, NOTHING, largest)
     assert per_tensor.tolist() == [[127, 1, -1], [13, 1, -1]]
-    per_token = rounded_inputs(inputs, NumberFormat.int8_per_token, NOTHING, largest)
+    per_token = rounded(inputs, NumberFormat.int8_per_token, NOTHING, largest)
     torch.testing.assert_close(per_token, torch.tensor([[127, 1, -1], [12.7, 1.4, -0.6]]))
 
 
 def test_what_exceeds_the_scale_is_cut_off_and_zeros_stay_zeros():
     inputs, largest = torch.tensor([[254.0, -300.0]]), torch.tensor([127.0, 127.0])
-    assert rounded_inputs(inputs, NumberFormat.int8_per_tensor, NOTHING, largest).tolist() == [[127, -127]]
+    assert rounded(inputs, NumberFormat.int8_per_tensor, NOTHING, largest).tolist() == [[127, -127]]
     for target in NumberFormat:
-        assert rounded_inputs(torch.zeros(1, 2), target, NOTHING, torch.zeros(2)).tolist() == [[0, 0]]
+        assert rounded(torch.zeros(1, 2), target, NOTHING, torch.zeros(2)).tolist() == [[0, 0]]
 
 
 def test_dimensions_that_are_kept_do_not_count_for_the_scale():
     inputs, largest, kept = torch.tensor([[1270.3, 12.7, 1.01]]), torch.tensor([1270.3, 12.7, 1.01]), torch.tensor([0])
     for target in (NumberFormat.int8_per_tensor, NumberFormat.int8_per_token):
         expected = torch.tensor([[1270.3, 12.7, 1.0]])
-        torch.testing.assert_close(rounded_inputs(inputs, target, kept, largest), expected)
-        torch.testing.assert_close(rounded_weights(inputs, target, kept), expected)
+        torch.testing.assert_close(rounded(inputs, target, kept, largest), expected)
+        torch.testing.assert_close(rounded(inputs, target, kept), expected)
 
 
 def test_weights_have_one_scale_or_one_for_each_row_and_bfloat16_keeps_eight_bits():
     weights = torch.tensor([[127.0, 1.4], [1.27, 0.014]])
-    assert rounded_weights(weights, NumberFormat.int8_per_tensor, NOTHING).tolist() == [[127, 1], [1, 0]]
-    by_row = rounded_weights(weights, NumberFormat.int8_per_token, NOTHING)
+    assert rounded(weights, NumberFormat.int8_per_tensor, NOTHING).tolist() == [[127, 1], [1, 0]]
+    by_row = rounded(weights, NumberFormat.int8_per_token, NOTHING)
     torch.testing.assert_close(by_row, torch.tensor([[127.0, 1.0], [1.27, 0.01]]))
-    assert rounded_weights(torch.tensor([[257.0, 1.0]]), NumberFormat.bfloat16, NOTHING).tolist() == [[256, 1]]
+    assert rounded(torch.tensor([[257.0, 1.0]]), NumberFormat.bfloat16, NOTHING).tolist() == [[256, 1]]
 
 
 def test_inputs_of_linear_layers_by_hand():
@@ -126,9 +126,9 @@ def test_rounding_is_that_of_a_model_whose_linear_layers_round(qwen2, target):
             continue
         kept = torch.tensor([3, 5]) if module.in_features == 16 else NOTHING
         largest = qwen2.inputs.largest[full]
-        module.weight.data = rounded_weights(module.weight.data, target, kept)
+        module.weight.data = rounded(module.weight.data, target, kept)
         module.register_forward_pre_hook(
-            lambda _module, args, kept=kept, largest=largest: (rounded_inputs(args[0], target, kept, largest),)
+            lambda _module, args, kept=kept, largest=largest: (rounded(args[0], target, kept, largest),)
         )
     for batch in qwen2.batches:
         expected = copied(**batch.model_inputs())
@@ -140,7 +140,12 @@ def test_rounding_is_that_of_a_model_whose_linear_layers_round(qwen2, target):
 
 def test_the_cost_of_a_layer_is_that_of_whole_passes(qwen2, bert):
     for cases in (qwen2, bert):
-        table = costs_by_layer(cases.passes, cases.batches, [1, 2, 3], functools.partial(_of_layer, cases), no_bar)
+        variants = [
+            ({"layer": layer, "format": target}, functools.partial(cases.rounding, target, layer=layer))
+            for layer in (1, 2, 3)
+            for target in NumberFormat
+        ]
+        table = costs(cases.passes, cases.batches, variants, no_bar, "")
         assert len(table) == 3 * len(NumberFormat)
         before = [cases.passes.run(batch) for batch in cases.batches]
         for row in table.to_dict("records"):
@@ -148,10 +153,6 @@ def test_the_cost_of_a_layer_is_that_of_whole_passes(qwen2, bert):
             expected = summary_of(before, [cases.passes.run(batch, around) for batch in cases.batches])
             assert {name: row[name] for name in expected} == pytest.approx(expected, nan_ok=True)
             assert row["change"] > 0
-
-
-def _of_layer(cases, target, layer):
-    return cases.rounding(target, layer=layer)
 
 
 def test_costs_are_means_over_texts_with_intervals():
@@ -240,9 +241,8 @@ def test_what_is_skipped_because_of_its_inputs_helps_and_random_modules_do_not()
     target = NumberFormat.int8_per_tensor
     lists = {"all": SkipList(), "chosen": SkipList(chosen)}
     lists |= {name: SkipList([name]) for name in cases.inputs.largest if name not in chosen}
-    variants = {name: functools.partial(cases.rounding, target, skipped) for name, skipped in lists.items()}
-    before = [cases.passes.run(batch) for batch in cases.batches]
-    cost = costs(cases.passes, cases.batches, variants, before, no_bar).set_index("rounded")["change"]
+    variants = [({"rounded": name}, functools.partial(cases.rounding, target, each)) for name, each in lists.items()]
+    cost = costs(cases.passes, cases.batches, variants, no_bar, "").set_index("rounded")["change"]
     saved = cost["all"] - cost.drop("all")
     assert saved["chosen"] > 10 * saved.drop("chosen").max()
 
@@ -326,18 +326,14 @@ LOSSES = {
 }
 
 
-def checkup(losses: dict[str, float], skipped: SkipList = SkipList(["a"] * 4, [247, 507])) -> SimpleNamespace:  # noqa: B008
-    return SimpleNamespace(tables={"rounding": rounding(losses)}, skipped=skipped, has_loss=True)
-
-
 def test_a_skip_list_that_helps_is_to_be_used_and_one_that_does_not_is_not():
-    line = findings._skipped(checkup(LOSSES))
+    line = findings._skipped(rounding(LOSSES), ["a"] * 4, [247, 507])
     assert line.found == (
         "In int8, one scale per tensor, the loss on other texts goes from 4.17 to 4.94; with 4 linear layers and dimensions "
         "247 and 507 left as they are, to 4.30 (random ones of the same number: 4.93 to 4.95)."
     )
     assert line.do == 'Put "skip" of checkup.json into the list of what your quantiser skips.'
-    line = findings._skipped(checkup(LOSSES | {"without_skipped": 4.92}))
+    line = findings._skipped(rounding(LOSSES | {"without_skipped": 4.92}), ["a"] * 4, [247, 507])
     assert line.do == "Use one scale per token instead (4.36)."
 
 

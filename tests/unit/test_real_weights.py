@@ -1,10 +1,13 @@
 """The scripts on real weights: what is fetched and kept, and atom maps that are certain."""
 
+import struct
 import subprocess
 
+import numpy as np
 import pytest
 
-from experiments.real_weights import fetch
+from docs import atlas
+from experiments.real_weights import fetch, whisper
 from experiments.real_weights.packages import NotProvedError, Package, require
 from experiments.schwaller2021.map_atoms import atoms_of
 from experiments.schwaller2021.reactions import bonds, colours, is_atom, reactions, rewritten
@@ -122,3 +125,54 @@ def test_a_rewritten_product_is_the_same_molecule_with_the_same_map():
                 )
             )
         assert graphs[0] == graphs[1]
+
+
+def test_arrays_of_ctranslate2_by_hand():
+    """A file with a matrix in bytes and a number, written by hand."""
+    matrix = np.array([[1, -2], [3, 4]], np.int8)
+    text = b"".join(struct.pack("<H", len(name) + 1) + name + b"\0" for name in (b"WhisperSpec",))
+    file = struct.pack("<I", 6) + text + struct.pack("<II", 3, 2)
+    file += struct.pack("<H", 4) + b"a/w\0" + struct.pack("<BIIBI", 2, 2, 2, 1, 4) + matrix.tobytes()
+    file += struct.pack("<H", 2) + b"b\0" + struct.pack("<BBI", 0, 0, 4) + np.float32(0.5).tobytes()
+    found = dict(whisper.variables(file))
+    assert found["a/w"].tolist() == [[1, -2], [3, 4]]
+    assert float(found["b"]) == 0.5
+    with pytest.raises(NotProvedError, match="version 6"):
+        dict(whisper.variables(struct.pack("<I", 7)))
+
+
+def test_queries_keys_and_values_are_told_apart():
+    joint = np.arange(6.0)
+    names = dict(whisper.named("decoder/layer_3/self_attention/linear_0/weight", joint))
+    layer = "model.decoder.layers.3"
+    assert {name: own.tolist() for name, own in names.items()} == {
+        f"{layer}.self_attn.q_proj.weight": [0, 1],
+        f"{layer}.self_attn.k_proj.weight": [2, 3],
+        f"{layer}.self_attn.v_proj.weight": [4, 5],
+    }
+    assert [*dict(whisper.named("decoder/layer_3/attention/linear_1/bias", joint))] == [
+        f"{layer}.encoder_attn.v_proj.bias"
+    ]
+    one = {
+        "decoder/layer_3/attention/linear_2/bias": f"{layer}.encoder_attn.out_proj.bias",
+        "decoder/layer_3/attention/layer_norm/gamma": f"{layer}.encoder_attn_layer_norm.weight",
+        "decoder/layer_3/ffn/layer_norm/beta": f"{layer}.final_layer_norm.bias",
+        "decoder/layer_3/ffn/linear_1/weight": f"{layer}.fc2.weight",
+        "decoder/layer_norm/gamma": "model.decoder.layer_norm.weight",
+        "encoder/conv1/bias": "model.encoder.conv1.bias",
+        "encoder/position_encodings/encodings": "model.encoder.embed_positions.weight",
+        "decoder/embeddings/weight": "model.decoder.embed_tokens.weight",
+    }
+    assert {old: [*dict(whisper.named(old, joint))] for old in one} == {old: [new] for old, new in one.items()}
+
+
+def test_what_the_atlas_says_of_a_run():
+    metrics = {"mixing/attn_w/mean": 0.95, "mixing/attn_n/mean": 0.876, "mixing/attnres_n/mean": 0.142}
+    metrics |= {"outliers/count": 2.0, "outliers/share_of_length": 0.83, "sinks/massive/count": 1.0}
+    metrics |= {"sinks/massive/largest": 24890.0, "sinks/massive/ratio": 15150.0}
+    start = "sinks/text/without_bos"
+    metrics |= {f"{start}/sink_rate/first": 0.6, f"{start}/sink_rate/sep": 0.2}
+    metrics |= {f"{start}/mass/first": 0.42, f"{start}/contribution/first": 0.22}
+    expected = ["95%", "88%", "14%", "", "first: 60%, 42%, 22%", "2, 83%", "24,900, 15,200 × median"]
+    assert atlas.numbers(metrics) == expected
+    assert atlas.numbers(metrics | {"outliers/count": 0.0, "sinks/massive/count": 0.0})[-2:] == ["0", "none"]

@@ -1,14 +1,16 @@
-"""`normscope checkup MODEL`: the lines in the terminal, one page and one JSON."""
+"""`normscope checkup MODEL`: the lines in the terminal, the result, its page, and a JSON for those who quantise."""
 
+import dataclasses
 import json
 from pathlib import Path
 
-from normscope.checkup.findings import content, lines
+from normscope.checkup.findings import DO, content
 from normscope.checkup.measuring import measured
-from normscope.checkup.page import page
 from normscope.errors import InputError, escaped, one_line
 from normscope.models.options import ModelOptions
 from normscope.reporting.options import Verbosity
+from normscope.reporting.page import report
+from normscope.reporting.page.elements import without_folders
 from normscope.running.options import RunOptions
 from normscope.running.progress import Phase, Phases
 from normscope.streams import wrapped
@@ -18,7 +20,7 @@ PAGE, JSON = "checkup.html", "checkup.json"
 
 
 def check_up(options: RunOptions, against: ModelOptions | None, command: str, folder: Path) -> Path:
-    """Examine a model, print what was found, and write the page and the JSON.
+    """Examine a model, print what was found, and write the result, its page and the JSON.
 
     Args:
         options: The model, the corpus, the device and the options of `outliers`, `score` and `sinks`.
@@ -32,13 +34,16 @@ def check_up(options: RunOptions, against: ModelOptions | None, command: str, fo
     coming = [Phase.MODEL, Phase.PASS, Phase.INTERVENTIONS]
     with Phases(coming, shown=options.verbosity is not Verbosity.quiet) as phases:
         found = measured(options, against, phases)
-    said = lines(found)
-    for place, line in enumerate(said, start=1):
-        print(wrapped(escaped(f"{place}. {line.found}")))
-        print(wrapped(escaped(f"   → {line.do}")))
+    base = found.facts["against"]
+    title = f"Checkup of {without_folders(found.facts['model'])}{f' against {without_folders(base)}' if base else ''}"
+    found = dataclasses.replace(found, facts={**found.facts, "title": title, "command": command})
+    said = content(found)
+    for place, line in enumerate(said["lines"], start=1):
+        print(wrapped(escaped(f"{place}. {line['found']}")))
+        print(wrapped(escaped(f"  {DO}{line['do']}")))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder, JSON, json.dumps(content(found, command), indent=1, ensure_ascii=False).encode())
-        return write_file(folder, PAGE, page(found, said, command).encode())
+        found.write(folder)
+        write_file(folder, JSON, json.dumps(said, indent=1, ensure_ascii=False).encode())
+        return write_file(folder, PAGE, report.page(found).encode())
     except OSError as error:
         raise InputError(f"output_dir={folder}: cannot be written: {one_line(error)}") from error

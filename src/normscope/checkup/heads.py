@@ -30,38 +30,30 @@ class HeadOutputs:
         self._count[block.layer] = self._count.get(block.layer, 0) + len(tokens)
 
     def table(self) -> pd.DataFrame:
-        """One row per layer and head.
+        """One row per layer and head: see `results.checkup_tables.HEADS`."""
+        return pd.concat([self._of_layer(layer) for layer in sorted(self._count)], ignore_index=True)
 
-        `share`: how much of the variance over tokens of what the layer's heads add is this head's, Σ_t ‖o − mean o‖² divided by
-        the sum of that over heads; NaN where no head varies. A head whose share is 0 adds the same vector to every token,
-        as a bias does. `constant`: the share of ‖mean o‖² in the head's mean ‖o‖². `twin`: the head of the same layer whose
-        deviations from its mean are most like this head's, and `correlation` their correlation over tokens and dimensions.
-        """
-        rows = []
-        for layer in sorted(self._count):
-            mean = self._sums[layer] / self._count[layer]
-            moments = self._products[layer] / self._count[layer]
-            covariance = moments - mean @ mean.T
-            # Float64 keeps 16 digits of E‖o‖²: what is below is the rounding of a head that does not vary.
-            variance = covariance.diagonal().clamp(min=0)
-            variance = torch.where(variance > 1e-12 * moments.diagonal(), variance, 0.0)
-            sizes = (variance[:, None] * variance).sqrt()
-            correlations = torch.where(sizes > 0, covariance / sizes, 0.0).fill_diagonal_(-torch.inf)
-            for head in range(len(mean)):
-                twin = int(correlations[head].argmax())
-                alone = len(mean) == 1
-                size = moments[head, head]
-                rows.append(
-                    {
-                        "layer": layer,
-                        "head": head + 1,
-                        "share": float(variance[head] / variance.sum()) if variance.sum() > 0 else float("nan"),
-                        "constant": float(mean[head] @ mean[head] / size) if size > 0 else float("nan"),
-                        "twin": pd.NA if alone else twin + 1,
-                        "correlation": float("nan") if alone else float(correlations[head, twin]),
-                    }
-                )
-        return pd.DataFrame(rows).astype({"twin": "Int64"})
+    def _of_layer(self, layer: int) -> pd.DataFrame:
+        mean = self._sums[layer] / self._count[layer]
+        moments = self._products[layer] / self._count[layer]
+        covariance, sizes = moments - mean @ mean.T, moments.diagonal()
+        # Float64 keeps 16 digits of E‖o‖²: what is below is the rounding of a head that does not vary.
+        variance = covariance.diagonal().clamp(min=0)
+        variance = torch.where(variance > 1e-12 * sizes, variance, 0.0)
+        scales = (variance[:, None] * variance).sqrt()
+        correlations = torch.where(scales > 0, covariance / scales, 0.0).fill_diagonal_(-torch.inf)
+        closest, twin = correlations.max(dim=1)
+        alone = len(mean) == 1
+        return pd.DataFrame(
+            {
+                "layer": layer,
+                "head": range(1, len(mean) + 1),
+                "share": (variance / variance.sum()).numpy(),
+                "constant": (mean.square().sum(dim=1) / sizes).numpy(),
+                "twin": pd.array([pd.NA] if alone else (twin + 1).tolist(), dtype="Int64"),
+                "correlation": [float("nan")] if alone else closest.tolist(),
+            }
+        )
 
 
 def idle_heads(table: pd.DataFrame, share: float) -> list[tuple[int, int]]:

@@ -1,8 +1,8 @@
 """What the linear layers of a model read: how far the largest value is from the usual one, and in which dimensions."""
 
-import math
 from collections.abc import Callable
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
@@ -32,28 +32,16 @@ class LinearInputs:
         return own(call.inputs)
 
     def table(self) -> pd.DataFrame:
-        """One row per linear layer, the largest ratio first.
-
-        `largest` is the largest |x| over texts, tokens and dimensions, `dimension` (from 0) where it is, `median` the mean over
-        texts of the median |x| of a text, and `ratio` the one divided by the other. `massive`: whether that is at least 1,000,
-        as it is of massive activations of the residual stream (`maths/massive`); how large they are makes no difference to
-        rounding. A linear layer that several layers share has the number of the first.
-        """
-        rows = []
-        for name, largest in self.largest.items():
-            medians = self._medians[name]
-            most, median = float(largest.max()), sum(medians) / len(medians)
-            ratio = most / median if median > 0 else math.inf if most > 0 else 0.0
-            rows.append(
-                {
-                    "module": name,
-                    "layer": self._layers[name],
-                    "largest": most,
-                    "dimension": int(largest.argmax()),
-                    "median": median,
-                    "ratio": ratio,
-                    "massive": ratio >= MASSIVE_RATIO,
-                }
-            )
-        table = pd.DataFrame(rows).astype({"layer": "Int64"})
+        """One row per linear layer, the largest ratio first: see `results.checkup_tables.LINEAR_INPUTS`."""
+        table = pd.DataFrame(
+            {
+                "module": list(self.largest),
+                "layer": pd.array([self._layers[name] for name in self.largest], dtype="Int64"),
+                "largest": [float(largest.max()) for largest in self.largest.values()],
+                "dimension": [int(largest.argmax()) for largest in self.largest.values()],
+                "median": [float(np.mean(self._medians[name])) for name in self.largest],
+            }
+        )
+        ratio = (table["largest"] / table["median"]).fillna(0.0)  # a layer that reads nothing but zeros
+        table = table.assign(ratio=ratio, massive=ratio >= MASSIVE_RATIO)
         return table.sort_values("ratio", ascending=False, kind="stable", ignore_index=True)

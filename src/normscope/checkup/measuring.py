@@ -3,18 +3,20 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from normscope.analyses.declarations.outliers import OUTLIERS
 from normscope.analyses.declarations.score import SCORE
 from normscope.analyses.declarations.sinks import SINKS
 from normscope.checkup.against import differences, require_same_shape
+from normscope.checkup.figures import figures_of
+from normscope.checkup.findings import heads_that_stand_out, lines
 from normscope.checkup.heads import HeadOutputs
 from normscope.checkup.linear_inputs import LinearInputs
 from normscope.checkup.passes import Passes
-from normscope.checkup.rounding_cost import Rounding, SkipList, costs, costs_by_layer
+from normscope.checkup.rounding_cost import Rounding, SkipList, costs
 from normscope.data.batching import Batch
 from normscope.data.corpora import open_corpus
 from normscope.data.encoding import Encoder
@@ -26,6 +28,7 @@ from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import load
 from normscope.models.options import ModelOptions
 from normscope.models.stored.stored_weights import is_offloaded
+from normscope.results.checkup_tables import CHECKUP
 from normscope.results.result import Result
 from normscope.running.options import RunOptions
 from normscope.running.pipeline import analyse
@@ -45,30 +48,17 @@ SHORTEST = 8
 """Tokens of a text that is used."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Measured:
-    """What a checkup has measured."""
-
-    model: LoadedModel
-    result: Result
-    """That of the analyses, whose names its tables and metrics begin with."""
-    tables: Mapping[str, pd.DataFrame]
-    """`linear_inputs`, `rounding`, `rounding_by_layer`, `heads` and, with another model, `against`."""
-    skipped: SkipList
-    """The modules and dimensions that should not be rounded, chosen on other texts than `rounding` is measured on."""
-    has_loss: bool
-    """Whether the model has a head that predicts tokens."""
-    against: str | None
-    """The model that it is compared with."""
-
-
-def measured(options: RunOptions, against: ModelOptions | None, phases: Phases) -> Measured:
+def measured(options: RunOptions, against: ModelOptions | None, phases: Phases) -> Result:
     """Examine a model.
 
     Args:
         options: The model, the corpus, and the options of the analyses; everything else is ignored.
         against: The model to compare with, if any.
         phases: Shows what it is doing: loading, the pass of the analyses, and passes with something rounded.
+
+    Returns:
+        The result of the analyses with the tables, lines and figures of the checkup. Its facts say which modules and dimensions
+        should not be rounded (`skip`, chosen on other texts than `rounding` is measured on) and which heads stand out.
 
     Raises:
         InputError: If a model cannot be loaded or observed, some weights are kept elsewhere, the models have different shapes,
@@ -92,21 +82,27 @@ def measured(options: RunOptions, against: ModelOptions | None, phases: Phases) 
         passes.run(batch, inputs)
         runner.observe(batch, heads.update)
     tables = {"linear_inputs": inputs.table(), "heads": heads.table()}
-    skipped = _skip_list(tables["linear_inputs"], result)
-    width = model.facts.width
-    variants = _variants(inputs, skipped, width, options.seed)
-    before = [passes.run(batch) for batch in judged]
-    tables["rounding"] = costs(passes, judged, variants, before, progress)
-    tables["rounding_by_layer"] = costs_by_layer(
-        passes,
-        judged[:TEXTS_BY_LAYER],
-        range(1, model.layers + 1),
-        lambda target, layer: Rounding(target, inputs.largest, width, layer=layer),
-        progress,
-    )
+    massive = tables["linear_inputs"].query("massive")["module"]
+    skip = SkipList(massive.tolist(), sorted(result.tables[f"{OUTLIERS.name}_model"]["dimension"].tolist()))
+    rounding = functools.partial(Rounding, largest=inputs.largest, width=model.facts.width)
+    tables["rounding"] = costs(passes, judged, _variants(rounding, inputs, skip, options.seed), progress, "rounding")
+    by_layer = [
+        ({"layer": layer, "format": str(target)}, functools.partial(rounding, target, layer=layer))
+        for layer in range(1, model.layers + 1)
+        for target in NumberFormat
+    ]
+    tables["rounding_by_layer"] = costs(passes, judged[:TEXTS_BY_LAYER], by_layer, progress, "rounding by layer")
     if base is not None:
         tables["against"] = differences(passes, Passes(_runner(base, options, progress)), judged)
-    return Measured(model, result, tables, skipped, runner.predictor is not None, None if base is None else base.name)
+    own = {"against": base and base.name, "skip": vars(skip), "heads": heads_that_stand_out(tables["heads"])}
+    found = dataclasses.replace(
+        result,
+        tables={name: tables[name] for name in CHECKUP if name in tables} | dict(result.tables),
+        figures=figures_of(tables) | dict(result.figures),
+        facts=dict(result.facts) | own,
+    )
+    said = [line.sentence for line in lines(found, causal=model.causal)]
+    return dataclasses.replace(found, sentences=[*said, *result.sentences])
 
 
 def _loaded(options: RunOptions, key: str = "model.name") -> LoadedModel:
@@ -162,29 +158,23 @@ def _texts(
     return found[:half], found[half:]
 
 
-def _skip_list(linear_inputs: pd.DataFrame, result: Result) -> SkipList:
-    """Linear layers with massive inputs, and the outlier dimensions of the hidden vectors."""
-    modules = linear_inputs.loc[linear_inputs["massive"], "module"].tolist()
-    return SkipList(modules, sorted(result.tables[f"{OUTLIERS.name}_model"]["dimension"].tolist()))
-
-
-def _variants(inputs: LinearInputs, skipped: SkipList, width: int, seed: int) -> Mapping[str, Callable[[], Rounding]]:
+def _variants(
+    rounding: functools.partial[Rounding], inputs: LinearInputs, skip: SkipList, seed: int
+) -> list[tuple[Mapping[str, Any], Callable[[], Rounding]]]:
     """What is rounded: everything in each format, and in int8 all but the skip list, or all but random ones of its size."""
-    largest = inputs.largest
-    found: dict[str, Callable[[], Rounding]] = {
-        str(target): functools.partial(Rounding, target, largest, width) for target in NumberFormat
+    lists = {}
+    if skip.modules or skip.dimensions:
+        generator = np.random.default_rng(seed)
+        modules = sorted(set(inputs.largest) - set(skip.modules))
+        dimensions = np.setdiff1d(np.arange(rounding.keywords["width"]), list(skip.dimensions))
+        lists["without_skipped"] = skip
+        for number in range(1, RANDOM_LISTS + 1):
+            lists[f"without_random_{number}"] = SkipList(
+                generator.choice(modules, min(len(skip.modules), len(modules)), replace=False).tolist(),
+                generator.choice(dimensions, min(len(skip.dimensions), len(dimensions)), replace=False).tolist(),
+            )
+    found = {str(target): functools.partial(rounding, target) for target in NumberFormat}
+    found |= {
+        name: functools.partial(rounding, NumberFormat.int8_per_tensor, skipped=each) for name, each in lists.items()
     }
-    if not skipped.modules and not skipped.dimensions:
-        return found
-    per_tensor = functools.partial(Rounding, NumberFormat.int8_per_tensor, largest, width)
-    found["without_skipped"] = functools.partial(per_tensor, skipped)
-    generator = np.random.default_rng(seed)
-    modules = sorted(set(largest) - set(skipped.modules))
-    dimensions = np.setdiff1d(np.arange(width), list(skipped.dimensions))
-    for number in range(1, RANDOM_LISTS + 1):
-        random = SkipList(
-            generator.choice(modules, min(len(skipped.modules), len(modules)), replace=False).tolist(),
-            generator.choice(dimensions, min(len(skipped.dimensions), len(dimensions)), replace=False).tolist(),
-        )
-        found[f"without_random_{number}"] = functools.partial(per_tensor, random)
-    return found
+    return [({"rounded": name}, make) for name, make in found.items()]

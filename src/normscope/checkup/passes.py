@@ -71,14 +71,14 @@ class Passes:
             outputs: What each layer returned in an unchanged pass over the same text, by layer; filled if it is empty.
         """
         inputs = self.runner.masked_inputs(batch) if self.runner.predicts_masks else batch.model_inputs()
-        fills, returned, vectors = not outputs, {} if outputs is None else outputs, []
+        fills, vectors = outputs == {}, []
 
         def layer(number: int, _call: LayerCall, run: Callable[[], Any]) -> Any:
-            if number < start:
-                return returned[number]
+            if outputs is not None and number < start:
+                return outputs[number]
             output = run()
-            if fills and outputs is not None:
-                returned[number] = output
+            if outputs is not None and fills:
+                outputs[number] = output
             return output
 
         calls = LayerCalls(self.base, batch.sequences, run=layer, places=self.runner.model.facts.places)
@@ -96,23 +96,23 @@ class Passes:
     @contextlib.contextmanager
     def _replaced(self, around: Around | None, calls: LayerCalls) -> Iterator[None]:
         """Context in which `around` is called in place of linear layers."""
-        with contextlib.ExitStack() as stack:
-            if around is not None:
-                for name, module in self.linear.items():
-                    stack.callback(_give_back, module, vars(module).get("forward"))
-                    module.__dict__["forward"] = functools.partial(_called, around, name, module, module.forward, calls)
+        if around is None:
             yield
+            return
+        had = [(module, vars(module).get("forward")) for module in self.linear.values()]
+        for name, module in self.linear.items():
+            module.__dict__["forward"] = functools.partial(_called, around, name, module, module.forward, calls)
+        try:
+            yield
+        finally:
+            for module, forward in had:
+                if forward is None:
+                    del module.__dict__["forward"]
+                else:
+                    module.__dict__["forward"] = forward
 
 
 def _called(
     around: Around, name: str, module: nn.Module, own: Callable[[Tensor], Tensor], calls: LayerCalls, inputs: Tensor
 ) -> Tensor:
     return around(LinearCall(name, module, calls.number, inputs), own)
-
-
-def _give_back(module: nn.Module, had: Any) -> None:
-    """Give a module back the `forward` that it had."""
-    if had is None:
-        del module.forward
-    else:
-        module.__dict__["forward"] = had

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,8 +12,8 @@ from torch import Tensor
 
 from normscope.checkup.passes import LinearCall, Outcome, Passes
 from normscope.data.batching import Batch
-from normscope.maths.quantisation import NumberFormat, rounded_inputs, rounded_weights
-from normscope.statistics.intervals import interval_over_texts
+from normscope.maths.quantisation import NumberFormat, rounded
+from normscope.statistics.intervals import Interval, interval_over_texts
 from normscope.streams import Progress
 
 
@@ -27,7 +28,7 @@ class SkipList:
 
 
 class Rounding:
-    """Rounds linear layers, as passes call it in place of them.
+    """Rounds linear layers, as passes call it in place of them. It keeps a copy of the weights that it rounds.
 
     Args:
         target: The format.
@@ -47,28 +48,26 @@ class Rounding:
         layer: int | None = None,
     ) -> None:
         self._target, self._largest, self._width = target, largest, width
-        self._skipped, self._layer = skipped, layer
+        self._skipped, self.layer = skipped, layer
         self._weights: dict[str, Tensor] = {}
 
     def __call__(self, call: LinearCall, own: Callable[[Tensor], Tensor]) -> Tensor:
         """The output of a linear layer, of rounded inputs and weights; the bias stays as it is."""
-        elsewhere = self._layer is not None and call.layer != self._layer
+        elsewhere = self.layer is not None and call.layer != self.layer
         if elsewhere or call.name in self._skipped.modules or call.name not in self._largest:
             return own(call.inputs)
-        size = call.inputs.shape[-1]
-        dimensions = self._skipped.dimensions if size == self._width else ()
+        dimensions = self._skipped.dimensions if call.inputs.shape[-1] == self._width else ()
         kept = torch.tensor(dimensions, dtype=torch.int64, device=call.inputs.device)
-        inputs = rounded_inputs(call.inputs, self._target, kept, self._largest[call.name])
         weight = call.module.weight
         assert isinstance(weight, Tensor)
         before = weight.data
         if call.name not in self._weights:
-            rows = isinstance(call.module, torch.nn.Linear)
-            new = rounded_weights(before if rows else before.T, self._target, kept)
-            self._weights[call.name] = new if rows else new.T
+            has_rows = isinstance(call.module, torch.nn.Linear)
+            new = rounded(before if has_rows else before.T, self._target, kept)
+            self._weights[call.name] = new if has_rows else new.T
         weight.data = self._weights[call.name]
         try:
-            return own(inputs)
+            return own(rounded(call.inputs, self._target, kept, self._largest[call.name]))
         finally:
             weight.data = before
 
@@ -82,57 +81,29 @@ def distance(vectors: Float[Tensor, "batch token model"], before: Float[Tensor, 
 def costs(
     passes: Passes,
     batches: Sequence[Batch],
-    variants: Mapping[str, Callable[[], Rounding]],
-    before: Sequence[Outcome],
+    variants: Sequence[tuple[Mapping[str, Any], Callable[[], Rounding]]],
     progress: Progress,
+    what: str,
 ) -> pd.DataFrame:
-    """What each variant of a model costs on some texts: a row for each, with intervals over texts.
+    """What each variant of a model costs on some texts: a row for each.
 
     Args:
         passes: Runs the model.
         batches: The texts, a batch each.
-        variants: What makes each kind of rounding, by name; a rounding keeps a copy of the weights that it rounds.
-        before: What the unchanged model makes of the texts.
+        variants: The values of a row's axes, and what makes the rounding.
         progress: Shows how far it is.
+        what: What it is doing, in words.
     """
-    steps = list(variants.items())
-    rows = []
-    for name, make in progress(steps, len(steps), "what rounding costs"):
-        rounding = make()
-        after = [passes.run(batch, rounding) for batch in batches]
-        rows.append({"rounded": name} | summary_of(before, after))
-    return pd.DataFrame(rows)
-
-
-def costs_by_layer(
-    passes: Passes,
-    batches: Sequence[Batch],
-    layers: Sequence[int],
-    rounding: Callable[[NumberFormat, int], Rounding],
-    progress: Progress,
-) -> pd.DataFrame:
-    """What it costs to round one layer: a row for each layer and format.
-
-    Args:
-        passes: Runs the model.
-        batches: The texts, a batch each.
-        layers: The layers, from 1.
-        rounding: Returns what rounds a layer to a format.
-        progress: Shows how far it is.
-    """
+    # Layers before the one that is rounded return what they did, as far as a module runs each layer.
     partial = passes.runner.model.facts.in_modules
-    kept = [dict[int, object]() for _ in batches]
-    before = [passes.run(batch, outputs=own if partial else None) for batch, own in zip(batches, kept, strict=True)]
-    steps = [(layer, target) for layer in layers for target in NumberFormat]
+    texts = [(batch, dict[int, Any]() if partial else None) for batch in batches]
+    before = [passes.run(batch, outputs=outputs) for batch, outputs in texts]
     rows = []
-    for layer, target in progress(steps, len(steps), "what rounding costs by layer"):
-        around = rounding(target, layer)
-        start = layer if partial else 1
-        after = [
-            passes.run(batch, around, start=start, outputs=own if partial else None)
-            for batch, own in zip(batches, kept, strict=True)
-        ]
-        rows.append({"layer": layer, "format": str(target)} | summary_of(before, after))
+    for axes, make in progress(variants, len(variants), what):
+        rounding = make()
+        start = rounding.layer or 1 if partial else 1
+        after = [passes.run(batch, rounding, start=start, outputs=outputs) for batch, outputs in texts]
+        rows.append({**axes, **summary_of(before, after)})
     return pd.DataFrame(rows)
 
 
@@ -141,16 +112,11 @@ def summary_of(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str,
 
     Losses are missing (NaN) without a head.
     """
-    distances = interval_over_texts([distance(a.vectors, b.vectors) for b, a in zip(before, after, strict=True)])
-    row = {"change": distances.mean, "change_low": distances.low, "change_high": distances.high}
-    losses = np.array([[b.loss, a.loss] for b, a in zip(before, after, strict=True) if None not in (b.loss, a.loss)])
-    if not len(losses):
-        return row | dict.fromkeys(("loss_before", "loss", "loss_change", "loss_low", "loss_high"), float("nan"))
-    change = interval_over_texts(losses[:, 1] - losses[:, 0])
-    return row | {
-        "loss_before": float(losses[:, 0].mean()),
-        "loss": float(losses[:, 1].mean()),
-        "loss_change": change.mean,
-        "loss_low": change.low,
-        "loss_high": change.high,
-    }
+    pairs = list(zip(before, after, strict=True))
+    change = interval_over_texts([distance(then.vectors, first.vectors) for first, then in pairs])
+    losses = np.array([(one.loss, other.loss) for one, other in pairs if None not in (one.loss, other.loss)])
+    nothing = [np.nan] * 2, Interval(*[np.nan] * 3)
+    means, of_loss = (losses.mean(axis=0), interval_over_texts(losses @ [-1, 1])) if len(losses) else nothing
+    row = dict(zip(("change", "change_low", "change_high"), change, strict=True))
+    row |= dict(zip(("loss_before", "loss"), map(float, means), strict=True))
+    return row | dict(zip(("loss_change", "loss_low", "loss_high"), of_loss, strict=True))

@@ -23,54 +23,27 @@ class NumberFormat(enum.StrEnum):
     """A scale for each row of the weights, which makes one dimension of the output, and for each token of the inputs."""
 
 
-def rounded_weights(
-    weights: Float[Tensor, "output input"], target: NumberFormat, kept: Int[Tensor, " kept"]
-) -> Float[Tensor, "output input"]:
-    """Weights as a format holds them.
-
-    Args:
-        weights: Those of a linear layer.
-        target: The format.
-        kept: Input dimensions whose weights are not rounded, and do not count for the scale.
-    """
-    if target is NumberFormat.int8_per_token:
-        return _rounded(weights, target, kept, _largest_of_rows(weights, kept))
-    return _rounded(weights, target, kept, without(weights.abs(), kept).amax())
-
-
-def rounded_inputs(
-    inputs: Float[Tensor, "*tokens input"],
+def rounded(
+    values: Float[Tensor, "*rows input"],
     target: NumberFormat,
     kept: Int[Tensor, " kept"],
-    largest: Float[Tensor, " input"],
-) -> Float[Tensor, "*tokens input"]:
-    """Inputs of a linear layer as a format holds them.
+    largest: Float[Tensor, " input"] | None = None,
+) -> Float[Tensor, "*rows input"]:
+    """The weights or the inputs of a linear layer as a format holds them.
 
     Args:
-        inputs: A vector for each token.
+        values: A row for each output dimension, or for each token.
         target: The format.
-        kept: Dimensions that are not rounded, and do not count for the scale.
-        largest: Largest |x| of each dimension in other texts, which sets the scale of `int8_per_tensor`; what exceeds it is
-            cut off.
+        kept: Input dimensions that are not rounded, and do not count for the scale.
+        largest: Largest |x| of each dimension in other texts, which sets the scale of `int8_per_tensor` (what exceeds it is cut
+            off); that of the values themselves by default.
     """
-    if target is NumberFormat.int8_per_token:
-        return _rounded(inputs, target, kept, _largest_of_rows(inputs, kept))
-    return _rounded(inputs, target, kept, without(largest, kept).amax())
-
-
-def without(values: Float[Tensor, "*rows input"], kept: Int[Tensor, " kept"]) -> Float[Tensor, "*rows input"]:
-    """A copy in which the dimensions that are kept apart are 0."""
-    return values.index_fill(-1, kept, 0)
-
-
-def _largest_of_rows(values: Tensor, kept: Tensor) -> Tensor:
-    return without(values.abs(), kept).amax(dim=-1, keepdim=True)
-
-
-def _rounded(values: Tensor, target: NumberFormat, kept: Tensor, largest: Tensor) -> Tensor:
     if target is NumberFormat.bfloat16:
         new = values.to(torch.bfloat16).to(values.dtype)
     else:
-        scale = torch.where(largest > 0, largest / _LARGEST_INTEGER, 1.0)
+        of_rows = target is NumberFormat.int8_per_token
+        sizes = (values.abs() if of_rows or largest is None else largest).index_fill(-1, kept, 0)
+        most = sizes.amax(dim=-1, keepdim=True) if of_rows else sizes.amax()
+        scale = torch.where(most > 0, most / _LARGEST_INTEGER, 1.0)
         new = (values / scale).round_().clamp_(-_LARGEST_INTEGER, _LARGEST_INTEGER).mul_(scale)
     return new.index_copy_(-1, kept, values.index_select(-1, kept)) if len(kept) else new

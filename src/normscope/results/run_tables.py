@@ -8,6 +8,7 @@ from normscope.analyses.info import AnalysisInfo
 from normscope.analyses.registry import analyses
 from normscope.distribution import RUN_SCHEMA
 from normscope.results.axes import HEAD, LAYER, in_stream
+from normscope.results.checkup_tables import CHECKUP
 from normscope.results.declare import Axis, Column, Table
 
 _CURVE_DEPTH = "Layer divided by the number of the model's layers, to compare models of different depth."
@@ -159,8 +160,9 @@ _BESIDE = {
     "comparison.parquet": COMPARISON,
     "training.parquet": TRAINING,
     "crossings.csv": CROSSINGS,
+    **CHECKUP,
 }
-"""Tables outside the folder `tables/` of a run, including those of sweeps, by file name."""
+"""Tables that runs do not have in their folder `tables/`: those beside it, of sweeps and of checkups, by file name."""
 
 _PLACEHOLDER = re.compile(r"<\w+>")
 
@@ -171,6 +173,11 @@ def tables_of(infos: Iterable[AnalysisInfo]) -> dict[str, Table]:
     return own | RUN_TABLES
 
 
+def described(name: str) -> Table | None:
+    """The declaration of a table; None if it has none."""
+    return (tables_of(analyses().values()) | _BESIDE).get(name)
+
+
 def metadata(name: str, columns: Iterable[str], identity: Mapping[str, object]) -> dict[str, str]:
     """The metadata of a Parquet file, as keys and values.
 
@@ -179,9 +186,9 @@ def metadata(name: str, columns: Iterable[str], identity: Mapping[str, object]) 
         columns: The columns of the table.
         identity: What distinguishes its run from others.
     """
-    table = (tables_of(analyses().values()) | _BESIDE).get(name)
-    described = {} if table is None else {column: _described(table, column) for column in columns}
-    values: dict[str, object] = {"schema": RUN_SCHEMA, "table": name, "columns": described, "run": dict(identity)}
+    table = described(name)
+    meanings = {} if table is None else {column: _described(table, column) for column in columns}
+    values: dict[str, object] = {"schema": RUN_SCHEMA, "table": name, "columns": meanings, "run": dict(identity)}
     return {
         f"normscope.{key}": value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         for key, value in values.items()

@@ -33,7 +33,7 @@ from normscope.results.findings import Sentence, ranked
 from normscope.results.maps import TokenMap
 from normscope.results.measures import title
 from normscope.results.result import Result
-from normscope.results.run_tables import tables_of
+from normscope.results.run_tables import RUN_TABLES, described
 from normscope.results.token_labels import label
 from normscope.rounding import begun, counted, duration, number
 from normscope.streams import Progress, no_bar, shell_word
@@ -63,8 +63,10 @@ def page(result: Result, progress: Progress = no_bar) -> str:
     if not result.analyses:
         return _page_of_texts(result)
     facts, config = result.facts, result.config
-    top = ranked([Sentence.of(sentence) for sentence in result.sentences])
-    shown = _shown_tables(result)
+    sentences = list(map(Sentence.of, result.sentences))
+    top = [sentence for sentence in sentences if not sentence.analysis] or ranked(sentences)
+    names = [name for name in result.tables if name not in RUN_TABLES]
+    shown = {name: rows for name in names if len(rows := result.tables[name]) <= _LONGEST}
     weights = " with random weights" if config["model"]["random_init"] else ""
     paper = sections_of_paper([Run("this run", "", result)]) if config["recipe"]["paper"] else []
     drawn = {measure.id for section in paper for measure in section.measures}
@@ -78,11 +80,12 @@ def page(result: Result, progress: Progress = no_bar) -> str:
             remarks=list(dict.fromkeys(map(begun, result.notes))),
         ),
         *([explorer_section(result.maps, _not_shown(result))] if result.maps else []),
+        *_of_no_analysis(top, result, shown),
         *(_section(name, result, shown, drawn) for name in progress(result.analyses, len(result.analyses), "report")),
         *_about(result),
     ]
     return render(
-        f"{without_folders(facts['model'])}{weights} on {_corpus(config['dataset'])}",
+        facts.get("title") or f"{without_folders(facts['model'])}{weights} on {_corpus(config['dataset'])}",
         sections,
         subtitle=" · ".join(map(title, result.analyses)),
         facts=_facts(facts, config),
@@ -151,13 +154,13 @@ def _about(result: Result) -> list[Section]:
     fold = Markup("<details><summary>{}</summary>{}</details>")
     code = Markup('<div class="code"><pre tabindex="0">{}</pre></div>')
     return [
-        provenance(result),
+        _provenance(result),
         Section("again", "Run it again", content=code.format(repeated(result.facts["command"]))),
         Section("cite", "How to cite", content=fold.format("BibTeX", code.format(citations(result.analyses)))),
     ]
 
 
-def provenance(result: Result) -> Section:
+def _provenance(result: Result) -> Section:
     """Where the numbers come from."""
     facts = table(pd.DataFrame(_flat(result.facts), columns=["key", "value"]), "Facts of the run")
     config = yaml.safe_dump(dict(result.config), sort_keys=False, allow_unicode=True)
@@ -166,17 +169,6 @@ def provenance(result: Result) -> Section:
     return Section(
         "provenance", "Provenance", content=fold.format("Facts of the run", facts) + fold.format("Full config", pre)
     )
-
-
-def section_of_analysis(name: str, result: Result) -> Section:
-    """The section of one of the analyses of a result."""
-    return _section(name, result, _shown_tables(result), ())
-
-
-def _shown_tables(result: Result) -> dict[str, pd.DataFrame]:
-    """The tables of analyses that are short enough for the page."""
-    names = [name for analysis in result.analyses for name in result.owned_by(analysis, result.tables)]
-    return {name: rows for name in names if len(rows := result.tables[name]) <= _LONGEST}
 
 
 def repeated(command: str) -> str:
@@ -244,6 +236,22 @@ def _section(name: str, result: Result, shown: Mapping[str, pd.DataFrame], above
     )
 
 
+def _of_no_analysis(said: Sequence[Sentence], result: Result, shown: Mapping[str, pd.DataFrame]) -> list[Section]:
+    """A section for each figure that no analysis owns: what is said of it, the figure, and its table."""
+    owned = {full for name in result.analyses for full in _figures(name, result)}
+    return [
+        Section(
+            name,
+            begun(in_words(name)),
+            findings=[sentence.but(figure="") for sentence in _linked(said, result, shown) if sentence.figure == name],
+            measures=[Measure([figure], id=name)],
+            tables=[_folded("", name, shown[name])] if name in shown else [],
+        )
+        for name, figure in result.figures.items()
+        if name not in owned
+    ]
+
+
 def _is_pair(figure: Figure) -> bool:
     """Whether the page shows a figure as an interactive map of two texts."""
     return isinstance(figure, WordMaps) and bool(figure.measure)
@@ -283,7 +291,7 @@ def _linked(
 
 def _folded(analysis: str, name: str, rows: pd.DataFrame) -> Folded:
     """A table of an analysis, with what there is a row for, and which file has all rows and digits."""
-    about = tables_of(analyses().values()).get(name)
+    about = described(name)
     per = f"per {in_prose(about.row)}" if about else ""
     count = counted(len(rows), "row")
     extent = count if len(rows) <= SHOWN_ROWS else f"The first {SHOWN_ROWS:,} of {len(rows):,} rows"
