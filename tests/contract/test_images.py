@@ -13,7 +13,7 @@ from PIL import Image
 import normscope
 from normscope.data.batching import collate, unpacked
 from normscope.data.encoding import Encoder
-from normscope.data.image_files import ImageFiles
+from normscope.data.input_files import InputFiles
 from normscope.data.options import DatasetKind, DatasetOptions, check_dataset
 from normscope.errors import InputError
 from normscope.models.load import input_reading
@@ -280,7 +280,7 @@ def test_texts_and_images_are_not_mistaken_for_each_other(wrapped, tmp_path):
     with pytest.raises(InputError, match="dataset=text: .* reads images; set dataset=images"):
         Encoder(wrapped("vit"), DatasetOptions(kind=DatasetKind.text, seed=0))
     with pytest.raises(InputError, match="expected image files"):
-        ImageFiles.at(str(tmp_path))
+        InputFiles.images(str(tmp_path))
     with pytest.raises(InputError, match="reads token ids; pass its tokenizer"):
         normscope.wrap(transformers.BertModel(transformers.BertConfig(**SMALL, vocab_size=50)).eval(), processor())
 

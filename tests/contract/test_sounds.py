@@ -12,9 +12,9 @@ from tokenizers import pre_tokenizers
 
 import normscope
 from normscope.alignment.words_in_sounds import proposed_heads, sentences_of
-from normscope.data.audio_files import AudioFiles, recording
 from normscope.data.encoding import Encoder
 from normscope.data.given_texts import GivenTexts
+from normscope.data.input_files import InputFiles, recording
 from normscope.data.options import DatasetKind, DatasetOptions, check_dataset
 from normscope.data.sounds import Sound, sound_of, time_names
 from normscope.errors import InputError
@@ -284,16 +284,16 @@ def test_rows_name_files_beside_them(tmp_path):
     (tmp_path / "rows.jsonl").write_text(
         "\n".join([json.dumps({"audio": "a.wav", "text": WORDS, "times": TIMES}), "", json.dumps({"audio": "/b.wav"})])
     )
-    first, empty, last = AudioFiles.at(str(tmp_path / "rows.jsonl")).examples()
+    first, empty, last = InputFiles.recordings(str(tmp_path / "rows.jsonl")).examples()
     assert (first.given, first.text, first.text_pair, first.row) == (tmp_path / "a.wav", "a.wav", WORDS, 1)
     assert first.annotation.times == tuple(map(tuple, TIMES))
     assert empty == "empty"
     assert (str(last.given), last.text_pair, last.row) == ("/b.wav", None, 3)
     (tmp_path / "rows.jsonl").write_text("a text")
     with pytest.raises(InputError, match='line 1: expected {"audio": FILE'):
-        list(AudioFiles.at(str(tmp_path / "rows.jsonl")).examples())
+        list(InputFiles.recordings(str(tmp_path / "rows.jsonl")).examples())
     with pytest.raises(InputError, match="cannot be read: No such file"):
-        list(AudioFiles.at(str(tmp_path / "none.jsonl")).examples())
+        list(InputFiles.recordings(str(tmp_path / "none.jsonl")).examples())
     assert recording({"audio": "c.wav"}, "here").given.name == "c.wav"
 
 
@@ -311,7 +311,7 @@ def test_files_are_mixed_and_resampled_and_say_so(hearing, tmp_path):
     stored, _ = soundfile.read(tmp_path / "two.flac", dtype="float32")
     np.testing.assert_array_equal(found, soxr.resample(stored, 8000, RATE))
     assert remark == "resampled from 8,000 to 16,000 Hz"
-    assert [path.name for path in AudioFiles.at(str(tmp_path)).paths] == ["one.wav", "two.flac"]
+    assert [path.name for path in InputFiles.recordings(str(tmp_path)).paths] == ["one.wav", "two.flac"]
     result = normscope.run("norms", model=hearing, texts=[str(tmp_path / "one.wav"), str(tmp_path / "two.flac")])
     assert "1 example mixed to mono, the mean of 2 channels" in result.notes
     (tmp_path / "broken.wav").write_bytes(b"RIFF0000WAVE")
@@ -326,7 +326,7 @@ def test_files_are_mixed_and_resampled_and_say_so(hearing, tmp_path):
             normscope.decompose(hearing, tmp_path / name)
     (tmp_path / "texts").mkdir()
     with pytest.raises(InputError, match="expected audio files .* found none"):
-        AudioFiles.at(str(tmp_path / "texts"))
+        InputFiles.recordings(str(tmp_path / "texts"))
 
 
 def wav2vec2():

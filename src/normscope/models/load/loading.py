@@ -104,7 +104,7 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         adapter, source = source, _base_of(source, options)
     config = _pretrained_config(source, options)
     check_tower(config, options.tower)
-    tower = _tower(source, options) if has_towers(config) else None
+    tower, processor = _tower(source, options) if has_towers(config) else (None, None)
     stack: StackName | None = None if options.stack is None else options.stack.value
     if tower is not None:
         observed_stack(config, stack)  # which has none
@@ -122,9 +122,7 @@ def open_model(options: ModelOptions) -> "OpenedModel":
     if not options.random_init:
         check_pickles(source.folder, options.name)
         check_size(config, source.folder, options.name)
-    if tower is Tower.image:
-        processor = processor_in(source.folder, options.name, images=True)
-    else:
+    if tower is None:
         processor = read_processor(text, source.folder, options.name)
     if processor is not None:
         facts = facts_of_inputs(text if tower is None else config, processor, options.name, stack)
@@ -143,15 +141,15 @@ def _facts_of_texts(config: PretrainedConfig, name: str) -> ModelFacts:
         return facts_without_numbers(config, text_part)
 
 
-def _tower(source: Source, options: ModelOptions) -> Tower:
-    """The tower that the options name; by default that of images, if the files have a processor of these."""
-    if options.tower is not None:
-        return options.tower
-    try:
-        processor_in(source.folder, options.name, images=True)
-    except InputError:
-        return Tower.text
-    return Tower.image
+def _tower(source: Source, options: ModelOptions) -> tuple[Tower, Any]:
+    """The tower that the options name, by default that of images if the files have a processor of these; and the processor."""
+    if options.tower is not Tower.text:
+        try:
+            return Tower.image, processor_in(source.folder, options.name, images=True)
+        except InputError:
+            if options.tower is Tower.image:
+                raise
+    return Tower.text, None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,21 +1,25 @@
 """Models of images and audio, from memory or from files."""
 
+import bisect
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
 from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoModel, GenerationConfig, PretrainedConfig
 from transformers.feature_extraction_sequence_utils import SequenceFeatureExtractor
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from normscope.data.sounds import time_names
 from normscope.data.tokenization import encoded
 from normscope.errors import InputError, one_line
 from normscope.models.facts import ModelFacts, StackName
-from normscope.models.load.frames import frame_names, seconds_of_frames
-from normscope.models.load.input_reading import InputReader, makes_sizes, own_processor, probe_of
+from normscope.models.load.input_reading import InputReader, makes_sizes, own_processor, prepared, probe_of, rate_of
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.speech import SpeechModel
 from normscope.models.load.task_heads import Head
@@ -26,6 +30,15 @@ from normscope.models.stored.decoder_start import decoder_shift
 from normscope.models.stored.text_tower import base_of, class_of
 
 _OF_TEXTS = {"input_ids", "decoder_input_ids"}
+
+_LONGEST = 256
+"""Seconds of sound beyond which no processor is tried."""
+_LONGER = 6
+"""Seconds by which one sound is longer than another: a multiple of 10, 20, 24, 25, 30, 40, 50 and 80 ms."""
+_STEPS = 100
+"""The end of what a processor reads is looked for in steps of so many parts of a second."""
+_NAMES = 16_384
+"""Frames that have names if sounds have several lengths: five and a half minutes of 20 ms each."""
 
 
 def tower_of(given: PreTrainedModel) -> PreTrainedModel:
@@ -146,7 +159,8 @@ def vector_model(
     observed.axes = facts.places.axes
     sizes = example is not None or makes_sizes(part, tower, probe)
     seconds = seconds_of_frames(observed, part) if isinstance(part, SequenceFeatureExtractor) else None
-    tokens = tokens if seconds is None else frame_names(observed, seconds, sizes=sizes)
+    if seconds is not None:
+        tokens = time_names(_NAMES if sizes else observed.tokens_of(probe), seconds)
     positions = Positions(tower, probe, observed.axes, tokens, sizes=sizes)
     observed.number(positions)
     tokenizer = TokenNames.of(positions.names, spaced=seconds is not None)
@@ -168,6 +182,30 @@ def vector_model(
         require_current=require_current,
         reader=InputReader(part, tower, positions, example is None, seconds),
     )
+
+
+def seconds_of_frames(model: VectorModel, extractor: SequenceFeatureExtractor) -> float:
+    """The time from one token to the next, which is what the model makes of time.
+
+    Of a processor that pads or cuts all sounds to one length, it is that length over the number of tokens; of others, the time
+    by which a sound is longer over the tokens that it has more.
+    """
+    rate = rate_of(extractor)
+    noise = np.random.default_rng(0).normal(size=_LONGEST * rate).astype(np.float32)
+
+    def read(steps: int) -> dict[str, Tensor]:
+        return prepared(extractor, noise[: steps * rate // _STEPS], model.model)
+
+    one, other = read(_STEPS), read((1 + _LONGER) * _STEPS)
+    if any(each.shape != other[name].shape for name, each in one.items()):
+        return _LONGER / (model.tokens_of(other) - model.tokens_of(one))
+    whole = read(_LONGEST * _STEPS)
+
+    def is_whole(steps: int) -> bool:  # behind the end of what the processor reads, nothing changes
+        return all(torch.equal(each, whole[name]) for name, each in read(steps).items())
+
+    end = bisect.bisect_left(range(_LONGEST * _STEPS), True, lo=1, key=is_whole)
+    return end / _STEPS / model.tokens_of(whole)
 
 
 def speech_model(

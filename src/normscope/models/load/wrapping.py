@@ -175,19 +175,13 @@ def _reading_vectors(
             f"model: expected a transformers model that reads images or audio, got {_kind(given)}; for a module that reads "
             "other vectors, pass example=, an input of the function"
         )
-    check_not_quantised(given.config)
-    name = str(given.config.name_or_path or type(given).__name__)
     if cross_stack(stack) is not None:
-        base = base_of(given)
-        copied = _Copy(base, name, hold=base is not given)
-        check_finite(copied.model, name)
+        copied, name = _copied(given, base_of(given))
         settings = getattr(given, "generation_config", None)
         return speech_model(copied.model, processor, None, name, settings, copied.require_unchanged)
     classifies = example is None and has_head(given, Head.CLASS)
     find = tower_of if example is None else base_of
-    part = given if classifies else find(given)
-    copied = _Copy(part, name, hold=part is not given or isinstance(given, PlainModule))
-    check_finite(copied.model, name)
+    copied, name = _copied(given, given if classifies else find(given))
     whole = copied.model if classifies else None
     return vector_model(
         find(copied.model),
@@ -200,14 +194,20 @@ def _reading_vectors(
     )
 
 
+def _copied(given: PreTrainedModel, part: PreTrainedModel) -> tuple["_Copy", str]:
+    """A copy of a part of a model, or of all of it, and the model's name."""
+    check_not_quantised(given.config)
+    name = str(given.config.name_or_path or type(given).__name__)
+    copied = _Copy(part, name, hold=part is not given or isinstance(given, PlainModule))
+    check_finite(copied.model, name)
+    return copied, name
+
+
 def _reading_image_texts(given: Any, processor: Any) -> LoadedModel:
     """A model of texts with images, ready to be observed."""
-    check_not_quantised(given.config)
     check_supported(text_config(given.config))
-    name = str(given.config.name_or_path or type(given).__name__)
-    copied = _Copy(given, name)
+    copied, name = _copied(given, given)
     run_experts_in_float64(copied.model)
-    check_finite(copied.model, name)
     tokenizer = processor.tokenizer
     current = functools.partial(copied.require_current, tokenizer, _size_of(tokenizer))
     loaded = image_text_model(copied.model, processor, name, tokenizer, current)
@@ -226,10 +226,7 @@ def _either_tower(
     of_texts = reader is None or isinstance(reader, PreTrainedTokenizerBase)
     tokenizer = reader if of_texts else getattr(reader, "tokenizer", None)
     observed_stack(given.config, stack)  # which has none
-    check_not_quantised(given.config)
-    name = str(given.config.name_or_path or type(given).__name__)
-    copied = _Copy(given, name)
-    check_finite(copied.model, name)
+    copied, name = _copied(given, given)
 
     def image() -> LoadedModel:
         if of_texts:
