@@ -54,7 +54,7 @@ def tokenizer_of_bytes():
 def whisper():
     tokenizer = tokenizer_of_bytes()
     config = transformers.WhisperConfig(
-        d_model=WIDTH, encoder_layers=2, encoder_attention_heads=HEADS, encoder_ffn_dim=48, decoder_layers=3,
+        d_model=WIDTH, encoder_layers=2, encoder_attention_heads=HEADS, encoder_ffn_dim=48, decoder_layers=2,
         decoder_attention_heads=HEADS, decoder_ffn_dim=48, num_mel_bins=8, max_source_positions=50,
         max_target_positions=64, vocab_size=len(tokenizer), pad_token_id=None, bos_token_id=None, eos_token_id=None,
         decoder_start_token_id=tokenizer.convert_tokens_to_ids("<|startoftranscript|>"),
@@ -69,7 +69,7 @@ def speaking():
 
 def spoken_to():
     model = made(whisper)[0]
-    model.generation_config.alignment_heads = [[0, 1], [2, 3]]
+    model.generation_config.alignment_heads = [[0, 1], [1, 3]]
     return normscope.wrap(model, transformers.WhisperProcessor(extractor(), tokenizer_of_bytes()), stack="cross")
 
 
@@ -186,7 +186,7 @@ def test_heads_find_the_words_in_whose_time_their_largest_value_lies(speaking):
     np.testing.assert_allclose(heads["right"], [np.mean(right[place]) for place in places])
     assert set(heads["words"]) == {6}
     published = heads[heads["published"]]
-    assert set(zip(published["layer"], published["head"], strict=True)) == {(1, 2), (3, 4)}
+    assert set(zip(published["layer"], published["head"], strict=True)) == {(1, 2), (2, 4)}
     for _, group in heads.groupby(["method", "setting"]):
         assert group["rank"].tolist() == [1 + int((group["right"] > own).sum()) for own in group["right"]]
     check_times(result.tables["alignment_times"], heads, right)
@@ -337,6 +337,7 @@ def wav2vec2():
     return transformers.Wav2Vec2Model(config), {}
 
 
+@pytest.mark.slow
 def test_sounds_that_are_not_padded_have_frames_for_their_length(tmp_path):
     made(wav2vec2)[0].float().save_pretrained(tmp_path)
     transformers.Wav2Vec2FeatureExtractor().save_pretrained(tmp_path)
@@ -350,6 +351,7 @@ def test_sounds_that_are_not_padded_have_frames_for_their_length(tmp_path):
     assert result.facts["sequences"] == 3
 
 
+@pytest.mark.slow
 def test_a_speech_model_is_read_from_its_files(tmp_path, speaking):
     model = made(whisper)[0].float()
     start = model.config.decoder_start_token_id
