@@ -7,7 +7,7 @@ texts, a pass begins with the vectors of the tokens, some of which come from an 
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,15 +33,6 @@ _PROBE = 64
 
 _IMAGE_AXES, _COLOURS = 3, 3
 """Axes of an image, the last ones of a batch of images, and the size of the first of these."""
-
-
-class Entry(NamedTuple):
-    """What enters language layers."""
-
-    vectors: Float[Tensor, "token model"]
-    """Those of the tokens, which enter the first layer."""
-    others: list[Tensor]
-    """Whatever other numbers there are."""
 
 
 def reads_image_texts(model: object, processor: object) -> bool:
@@ -114,11 +105,15 @@ class ImageTextModel(Around):
             before.enter_context(torch._C.DisableTorchFunction())
             return self.model(input_ids=input_ids, attention_mask=attention_mask, **own)
 
-    def entry(self, inputs: Mapping[str, Tensor]) -> Entry:
-        """What the language layers are given for a single input, in a pass that ends there."""
+    def entry(self, inputs: Mapping[str, Tensor]) -> tuple[Float[Tensor, "token model"], list[Tensor]]:
+        """What the language layers are given for a single input, in a pass that ends there.
+
+        Returns:
+            The vectors of the tokens, which enter the first layer; and whatever other numbers there are.
+        """
         given = given_to(self.tower, self.model, inputs).kwargs
         others = tensors_in([value for name, value in given.items() if name != "inputs_embeds"])
-        return Entry(given["inputs_embeds"][0], [each for each in others if each.is_floating_point()])
+        return given["inputs_embeds"][0], [each for each in others if each.is_floating_point()]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -143,9 +138,9 @@ class ImageTextReader:
         """
         blank = cls(processor, model, frozenset())
         ids, arguments = blank._probe()
-        before, after = (blank._entered(ids, arguments, region) for region in (None, ...))
-        model.reads_later = not all(map(torch.equal, before.others, after.others))
-        changes = (before.vectors != after.vectors).any(dim=-1)
+        (before, others), (after, changed) = (blank._entered(ids, arguments, region) for region in (None, ...))
+        model.reads_later = not all(map(torch.equal, others, changed))
+        changes = (before != after).any(dim=-1)
         reader = cls(processor, model, frozenset(ids[0, changes].tolist()))
         if not reader.tokens or not torch.equal(reader._is_image(ids), changes):
             raise InputError(
@@ -223,7 +218,7 @@ class ImageTextReader:
         """Which tokens stand for an image."""
         return torch.isin(ids[0], torch.tensor(sorted(self.tokens)).to(ids))
 
-    def _entered(self, ids: Tensor, arguments: Mapping[str, Tensor], region: Any = None) -> Entry:
+    def _entered(self, ids: Tensor, arguments: Mapping[str, Tensor], region: Any = None) -> tuple[Tensor, list[Tensor]]:
         """What enters the language layers, maybe with noise in a region of all images."""
         given = arguments if region is None else noise(arguments, 0, region=region)
         return self.model.entry({"input_ids": ids, "attention_mask": torch.ones_like(ids), **given})
@@ -282,7 +277,7 @@ class ImageTextReader:
         key = (*(each.shape for each in arguments.values()), frames, tokens)
         if key not in self._grids:
             above, left = (..., slice(height // grid[0]), slice(None)), (..., slice(width // grid[1]))
-            before, *after = (self._entered(ids, arguments, region).vectors for region in (None, above, left))
+            before, *after = (self._entered(ids, arguments, region)[0] for region in (None, above, left))
             moved = [((each - before).norm(dim=-1) / before.norm(dim=-1))[self._is_image(ids)] for each in after]
             rows, columns = (
                 each.reshape(frames, *grid).mean(dim=axes) for each, axes in zip(moved, ((0, 2), (0, 1)), strict=True)

@@ -26,15 +26,16 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.errors import InputError, one_line
 from normscope.models.facts import ModelFacts, StackName
 from normscope.models.load.adapters import Adapter, base_model
-from normscope.models.load.image_text_loading import image_text_model, read_text_processor
 from normscope.models.load.loaded import Drawn, LoadedModel
 from normscope.models.load.task_heads import Head, has_head, head_class, task_head
 from normscope.models.load.tokenizer_loading import check_tokenizer, load_tokenizer, longest_input, read_tokenizer
 from normscope.models.load.towers import check_tower, has_towers, text_part, two_towers
 from normscope.models.load.vector_loading import (
     facts_of_inputs,
+    image_text_model,
     processor_in,
     read_processor,
+    read_text_processor,
     speech_model,
     tower_of,
     vector_model,
@@ -103,8 +104,9 @@ def open_model(options: ModelOptions) -> "OpenedModel":
     if source.is_adapter:
         adapter, source = source, _base_of(source, options)
     config = _pretrained_config(source, options)
-    check_tower(config, options.tower)
-    tower, processor = _tower(source, options) if has_towers(config) else (None, None)
+    both = has_towers(config)
+    check_tower(None if both else options.tower, config.model_type)
+    tower, processor = _tower(source, options) if both else (None, None)
     stack: StackName | None = None if options.stack is None else options.stack.value
     if tower is not None:
         observed_stack(config, stack)  # which has none

@@ -31,28 +31,17 @@ def has_towers(config: PretrainedConfig) -> bool:
     return embeds and head_class(Head.NEXT_TOKEN, config) is None
 
 
-def check_tower(config: PretrainedConfig, tower: Tower | None) -> None:
-    """Check that a tower is chosen only of a model that has two.
+def check_tower(tower: Tower | None, kind: str) -> None:
+    """Check that no tower is chosen of a model that has none.
 
     Raises:
-        InputError: If it is not.
+        InputError: If one is.
     """
-    if tower is not None and not has_towers(config):
+    if tower is not None:
         raise InputError(
-            f"model.tower={tower}: expected a model with an image tower and a text tower, such as CLIP, got "
-            f"{config.model_type}; leave it out"
+            f"model.tower={tower}: expected a model with an image tower and a text tower, such as CLIP, got {kind}; leave it "
+            "out"
         )
-
-
-def with_towers(model: object, tower: Tower | None) -> PreTrainedModel | None:
-    """A model that embeds images and texts; None for any other.
-
-    Raises:
-        InputError: If a tower is chosen of another.
-    """
-    config = model.config if isinstance(model, PreTrainedModel) else PretrainedConfig(model_type=type(model).__name__)
-    check_tower(config, tower)
-    return model if isinstance(model, PreTrainedModel) and has_towers(config) else None
 
 
 def text_part(whole: PreTrainedModel) -> PreTrainedModel:

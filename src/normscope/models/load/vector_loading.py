@@ -1,8 +1,10 @@
-"""Models of images and audio, from memory or from files."""
+"""Models of images and audio, and of texts with images, from memory or from files."""
 
 import bisect
+import copy
 import dataclasses
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoModel, GenerationConfig, PretrainedConfig
+from transformers import (
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    GenerationConfig,
+    PretrainedConfig,
+)
 from transformers.feature_extraction_sequence_utils import SequenceFeatureExtractor
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -19,17 +29,24 @@ from normscope.data.sounds import time_names
 from normscope.data.tokenization import encoded
 from normscope.errors import InputError, one_line
 from normscope.models.facts import ModelFacts, StackName
+from normscope.models.load.image_texts import ImageTextModel, ImageTextReader
 from normscope.models.load.input_reading import InputReader, makes_sizes, own_processor, prepared, probe_of, rate_of
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.speech import SpeechModel
-from normscope.models.load.task_heads import Head
+from normscope.models.load.task_heads import Head, has_head
 from normscope.models.load.tokenizer_loading import TokenNames, check_tokenizer, longest_input
 from normscope.models.load.vectors import Positions, VectorModel
 from normscope.models.observe.reading import facts_of, facts_without_numbers, refusal_explained
+from normscope.models.probes import longest_sequence
 from normscope.models.stored.decoder_start import decoder_shift
-from normscope.models.stored.text_tower import base_of, class_of
+from normscope.models.stored.text_tower import base_of, class_of, text_config
+
+log = logging.getLogger("normscope")
 
 _OF_TEXTS = {"input_ids", "decoder_input_ids"}
+
+_FILES = ("processor_config.json", "preprocessor_config.json")
+"""Of which a folder with a processor has one."""
 
 _LONGEST = 256
 """Seconds of sound beyond which no processor is tried."""
@@ -127,7 +144,7 @@ def facts_of_inputs(config: PretrainedConfig, processor: Any, name: str, stack: 
         return vectors if stack is None else SpeechModel(base_of(model), vectors)
 
     with refusal_explained(name):
-        return _reading_vectors(facts_without_numbers(config, adapted, stack))
+        return facts_without_numbers(config, adapted, stack)
 
 
 def vector_model(
@@ -155,7 +172,7 @@ def vector_model(
     probe = probe_of(part, tower, example)
     with refusal_explained(name):
         observed = VectorModel(tower, probe)
-        facts = _reading_vectors(facts_of(observed))
+        facts = facts_of(observed)
     observed.axes = facts.places.axes
     sizes = example is not None or makes_sizes(part, tower, probe)
     seconds = seconds_of_frames(observed, part) if isinstance(part, SequenceFeatureExtractor) else None
@@ -241,7 +258,7 @@ def speech_model(
     check_tokenizer(tokenizer, name, whole.get_decoder(), loaded.facts)
     _check_prompt(tokenizer, observed, name)
     with refusal_explained(name):
-        facts = _reading_vectors(facts_of(observed, "cross"))
+        facts = facts_of(observed, "cross")
     longest = longest_input(whole.get_decoder(), loaded.facts, tokenizer)
     return dataclasses.replace(loaded, model=observed, tokenizer=tokenizer, facts=facts, max_length=longest)
 
@@ -261,5 +278,61 @@ def _check_prompt(tokenizer: PreTrainedTokenizerBase, model: SpeechModel, name: 
         )
 
 
-def _reading_vectors(facts: ModelFacts) -> ModelFacts:
-    return dataclasses.replace(facts, reads_vectors=True)
+def read_text_processor(config: PretrainedConfig, folder: Path, name: str) -> Any:
+    """The processor in the files of a vision–language model; None for any other model, and without such files.
+
+    Without the packages that the processor needs, the model reads texts alone, which is said.
+    """
+    reads = class_of(AutoModelForImageTextToText, config) is not None and text_config(config) is not config
+    if not reads or not any((folder / file).is_file() for file in _FILES):
+        return None
+    try:
+        processor = AutoProcessor.from_pretrained(folder)
+        assert isinstance(processor.tokenizer, PreTrainedTokenizerBase)
+    except Exception as error:  # missing files and missing optional packages raise many types
+        log.warning("%s reads texts alone, because its processor cannot be loaded: %s", name, one_line(error))
+        return None
+    return processor
+
+
+def image_text_model(
+    whole: PreTrainedModel,
+    processor: Any,
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    require_current: Callable[[], None] = lambda: None,
+) -> LoadedModel:
+    """A vision–language model, ready to be observed.
+
+    Args:
+        whole: The model, with or without its head, in evaluation mode and without gradients.
+        processor: Makes its inputs.
+        name: For messages and results.
+        tokenizer: That of the processor.
+        require_current: See `LoadedModel`.
+
+    Raises:
+        InputError: If its language layers cannot be observed, or no token's vector comes from an image.
+    """
+    observed = ImageTextModel(base_of(whole))
+    if getattr(processor, "chat_template", None):
+        tokenizer = copy.copy(tokenizer)  # whose own template may know no images
+        tokenizer.chat_template = processor.chat_template
+    reader = ImageTextReader.of(processor, observed)
+    with refusal_explained(name):
+        probe = reader.probe()
+        facts = facts_of(observed, inputs=probe, token_mask=probe["attention_mask"].bool())
+    longest = longest_sequence(observed, reads_target=False)
+    lengths = [int(each) for each in (longest, tokenizer.model_max_length) if each is not None and each < 10**9]
+    head = ImageTextModel(whole) if has_head(whole, Head.NEXT_TOKEN) else None
+    return LoadedModel(
+        model=observed,
+        tokenizer=tokenizer,
+        facts=facts,
+        name=name,
+        revision=None,
+        max_length=min(lengths, default=None),
+        load_head=lambda kind: head if kind is Head.NEXT_TOKEN else None,
+        require_current=require_current,
+        image_texts=reader,
+    )

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 from transformers import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
+from normscope.data.token_sequence import patch_names
 from normscope.errors import InputError
 from normscope.linear.axes import Axes
 from normscope.linear.layer_calls import LayerCall, LayerCalls
@@ -430,9 +431,8 @@ class Positions:
         """How many tokens every input has; None if inputs differ."""
         if sizes and self._given is None:
             before = [name for name in first.names if name.startswith("[")]
-            side = range(1, _LARGEST_GRID + 1)
-            on_grid = (f"{row},{column}" for row in side for column in side)
-            self.names = (*before, *(on_grid if first.grid else map(str, range(1, _LARGEST_GRID**2 + 1))))
+            on_none = map(str, range(1, _LARGEST_GRID**2 + 1))
+            self.names = (*before, *(patch_names(_LARGEST_GRID, _LARGEST_GRID) if first.grid else on_none))
         self._ids = {name: number for number, name in enumerate(self.names)}
         of_images = ("border", "patch") if first.grid else ()
         self.categories = tuple(dict.fromkeys([*self._categories, *first.categories, *of_images]))
@@ -523,13 +523,10 @@ class _Input:
             categories = {kind: own} if (kind := self._kind) else {}
         else:
             rows, columns = sizes
-            places = [(row, column) for row in range(1, rows + 1) for column in range(1, columns + 1)]
-            own = [f"{row},{column}" for row, column in places]
-            at_border = [row in (1, rows) or column in (1, columns) for row, column in places]
-            categories = {
-                "border": [name for name, border in zip(own, at_border, strict=True) if border],
-                "patch": [name for name, border in zip(own, at_border, strict=True) if not border],
-            }
+            own = patch_names(rows, columns)
+            inner = [own[row * columns + column] for row in range(1, rows - 1) for column in range(1, columns - 1)]
+            within = {*inner}
+            categories = {"border": [name for name in own if name not in within], "patch": inner}
         patch = iter(own)
         known = {"register": registers} | categories
         return Geometry(
