@@ -160,11 +160,6 @@ class InputReader:
         return tuple(name for name in self.names if name.startswith("["))
 
     @property
-    def length(self) -> int | None:
-        """How many tokens every input has; None if inputs differ."""
-        return self.positions.length
-
-    @property
     def nouns(self) -> Nouns:
         """How inputs and their tokens are called."""
         if self.seconds is not None:

@@ -207,20 +207,18 @@ class OpenedModel:
         check_finite(model, name)
         if self.processor is not None and self.facts.is_cross_attention:
             tokenizer = tokenizer or read_tokenizer(self.source, self.options)
-            whole = model.to(target).eval().requires_grad_(False)
             settings = _generation(self.source.folder)
-            return self._with_origin(speech_model(whole, self.processor, tokenizer, name, settings))
+            return self._with_origin(speech_model(_on(target, model), self.processor, tokenizer, name, settings))
         if self.tower is not None:
-            return self._either_tower(model.to(target).eval().requires_grad_(False), self.tower, tokenizer)
+            return self._either_tower(_on(target, model), self.tower, tokenizer)
         if self.processor is not None:
-            tower = tower_of(model).to(target).eval().requires_grad_(False)
+            tower = _on(target, tower_of(model))
             load_head = functools.partial(self._head, model=tower, whole=None)
             return self._with_origin(vector_model(tower, self.processor, name, load_head))
         if self.text_processor is not None and whole is not None and device.map is None:
             check_shape(model, self.facts, name)
             tokenizer = self._tokenizer(tokenizer, model, self.facts)
-            whole = whole.to(target).eval().requires_grad_(False)
-            run_experts_in_float64(whole)
+            run_experts_in_float64(_on(target, whole))
             return self._with_origin(image_text_model(whole, self.text_processor, name, tokenizer))
         return self._of_texts(model, self.facts, whole, target, tokenizer)
 
@@ -368,7 +366,7 @@ class OpenedModel:
             ):
                 return None
             check_finite(whole, self.options.name)
-            return whole.to(model.device).eval().requires_grad_(False)
+            return _on(model.device, whole)
         return task_head(
             head,
             self.source.folder,
@@ -398,6 +396,11 @@ def torch_device(name: str) -> torch.device:
     if not available[kind] or (number and int(number) >= torch.cuda.device_count()):
         raise InputError(f"device.name={name}: this machine has no such device; set device=auto or device=cpu")
     return torch.device(name)
+
+
+def _on(device: torch.device, model: PreTrainedModel) -> PreTrainedModel:
+    """A model on a device, to be observed."""
+    return model.to(device).eval().requires_grad_(False)
 
 
 def run_experts_in_float64(model: PreTrainedModel) -> None:
