@@ -22,7 +22,7 @@ VISION = {
 TEXT = {
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.models.load import loaded
+from normscope.models.load import loaded, vectors
 
 
 def prove_once(patch: pytest.MonkeyPatch) -> None:
     """Let loaded models take over what has been found out in this process about another one that is the same.
 
-    That is for models whose modules are all of transformers or torch: they are the same if code, config and weights are.
+    That is for models whose modules are all of transformers or torch, or ours around these: they are the same if code, config
+    and weights are.
     """
     for function in (loaded.verify, loaded.batching_of):
         patch.setattr(loaded, function.__name__, _kept(function))
@@ -41,7 +42,7 @@ def _kept(function: Callable[..., Any]) -> Callable[..., Any]:
 def _is_stock(module: nn.Module) -> bool:
     """Whether a module is of a class of these libraries, and nothing changes what it returns."""
     return (
-        type(module).__module__.partition(".")[0] in ("transformers", "torch")
+        type(module).__module__.startswith(("transformers.", "torch.", vectors.__name__))
         and "forward" not in vars(module)
         and not module._forward_hooks
         and not module._forward_pre_hooks

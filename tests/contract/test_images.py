@@ -14,7 +14,7 @@ import normscope
 from normscope.data.batching import collate, unpacked
 from normscope.data.encoding import Encoder
 from normscope.data.given_texts import GivenTexts
-from normscope.data.image_files import ImageFiles
+from normscope.data.input_files import InputFiles
 from normscope.data.options import DatasetKind, DatasetOptions, check_dataset
 from normscope.errors import InputError
 from normscope.models.load import input_reading
@@ -60,7 +60,7 @@ def siglip():
 
 def dinov2():
     config = transformers.Dinov2WithRegistersConfig(
-        hidden_size=32, num_hidden_layers=3, num_attention_heads=4, mlp_ratio=2, num_register_tokens=2, **IMAGES
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, mlp_ratio=2, num_register_tokens=2, **IMAGES
     )
     return transformers.Dinov2WithRegistersModel(config), {}
 
@@ -83,6 +83,8 @@ BEFORE = {
     "clip": ["[CLS]"],
     "classifier": ["[CLS]"],
 }
+TWINS = {"deit", "classifier"}
+"""Whose layers are those of ViT."""
 PATCHES = [f"{row},{column}" for row in range(1, 5) for column in range(1, 5)]
 
 
@@ -98,7 +100,7 @@ def wrapped():
     return one
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in TWINS)) for name in MODELS])
 def test_tokens_are_what_their_vectors_depend_on(wrapped, name):
     geometry = geometry_of(wrapped(name))
     assert list(geometry.names) == BEFORE[name] + PATCHES
@@ -109,7 +111,7 @@ def test_tokens_are_what_their_vectors_depend_on(wrapped, name):
     assert geometry.categories.get("register", []) == [each for each in BEFORE[name] if "REGISTER" in each]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in TWINS)) for name in MODELS])
 def test_maps_of_an_image_are_those_of_its_pixels(wrapped, name):
     model, image = wrapped(name), pixels()
     own = {"pixel_values": torch.as_tensor(processor()(images=image, return_tensors="pt")["pixel_values"]).double()}
@@ -153,7 +155,7 @@ def test_a_function_may_prepare_images(wrapped):
 
 def encoder_of_whisper():
     config = transformers.WhisperConfig(
-        d_model=32, encoder_layers=3, encoder_attention_heads=4, encoder_ffn_dim=48, decoder_layers=1,
+        d_model=32, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=48, decoder_layers=1,
         decoder_attention_heads=4, decoder_ffn_dim=48, num_mel_bins=8, max_source_positions=50,
     )  # fmt: skip
     return transformers.WhisperModel(config), {}
@@ -202,7 +204,7 @@ def test_what_is_left_of_an_image_enters_the_first_layer(wrapped):
 
 def test_analyses_measure_images(wrapped):
     images = [pixels(seed) for seed in range(3)]
-    result = normscope.run(["mixing", "norms"], model=wrapped("dinov2"), texts=images, progress=False)
+    result = normscope.run("mixing", model=wrapped("dinov2"), texts=images, progress=False)
     ratios = np.concatenate(
         [each.tables["ratios"].query("method == 'attnresln_n' or method == 'attnres_n'")["ratio"].to_numpy()
          for each in (normscope.decompose(wrapped("dinov2"), image) for image in images)]
@@ -283,7 +285,7 @@ def test_texts_and_images_are_not_mistaken_for_each_other(wrapped, tmp_path):
     with pytest.raises(InputError, match="dataset=text: .* reads images; set dataset=images"):
         Encoder(wrapped("vit"), DatasetOptions(kind=DatasetKind.text, seed=0))
     with pytest.raises(InputError, match="expected image files"):
-        ImageFiles.at(str(tmp_path))
+        InputFiles.images(str(tmp_path))
     with pytest.raises(InputError, match="reads token ids; pass its tokenizer"):
         normscope.wrap(transformers.BertModel(transformers.BertConfig(**SMALL, vocab_size=50)).eval(), processor())
 
@@ -326,32 +328,34 @@ def test_a_click_on_a_patch_lays_what_it_receives_on_the_image(wrapped, tmp_path
 
 
 @pytest.mark.draws
-def test_the_logit_of_a_class_comes_from_patches(tmp_path):
+@pytest.mark.parametrize("stored", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_logit_of_a_class_comes_from_patches(tmp_path, stored):
     """Parts add up to what transformers returns, and a file gives the same model."""
     labels = {0: "cat", 1: "dog", 2: "cup"}
     config = transformers.ViTConfig(
         **SMALL, **IMAGES, id2label=labels, label2id={name: at for at, name in labels.items()}
     )
     model, _ = made(lambda: (transformers.ViTForImageClassification(config), {}))
-    model.save_pretrained(tmp_path / "model")
-    processor().save_pretrained(tmp_path / "model")
     pixels().save(tmp_path / "photo.png")
     own = torch.as_tensor(processor()(images=pixels(), return_tensors="pt")["pixel_values"]).double()
     with torch.no_grad():
         logits = model(pixel_values=own).logits[0]
-    found = normscope.load(str(tmp_path / "model"), dtype="float64")
-    assert found.drawn is None
-    for each in (found, normscope.wrap(model, processor())):
-        result = normscope.attribute(each, tmp_path / "photo.png", normscope.Label("dog"))
-        assert result.metrics["target"] == pytest.approx(float(logits[1]))
-        assert result.table["value"].sum() + result.metrics["bias"] == pytest.approx(float(logits[1]))
-        assert result.table["token"].tolist() == ["[CLS]", *PATCHES]
-        drawn = result.figures["tokens"]
-        np.testing.assert_allclose(drawn.values_of("0").to_numpy().ravel(), result.table["value"][1:])
-        assert drawn.beside["0"] == f"[CLS] {number(float(result.table['value'][0]), signed=True)}"
-        scale = laid_out(drawn).axes[1].images[1].norm
-        assert scale.vmin == -scale.vmax, "a scale of both signs"
-        assert "<h1>photo.png in " in re.sub("<h1[^>]*>", "<h1>", normscope.page(result))
+    found = normscope.wrap(model, processor())
+    if stored:
+        model.save_pretrained(tmp_path / "model")
+        processor().save_pretrained(tmp_path / "model")
+        found = normscope.load(str(tmp_path / "model"), dtype="float64")
+        assert found.drawn is None
+    result = normscope.attribute(found, tmp_path / "photo.png", normscope.Label("dog"))
+    assert result.metrics["target"] == pytest.approx(float(logits[1]))
+    assert result.table["value"].sum() + result.metrics["bias"] == pytest.approx(float(logits[1]))
+    assert result.table["token"].tolist() == ["[CLS]", *PATCHES]
+    drawn = result.figures["tokens"]
+    np.testing.assert_allclose(drawn.values_of("0").to_numpy().ravel(), result.table["value"][1:])
+    assert drawn.beside["0"] == f"[CLS] {number(float(result.table['value'][0]), signed=True)}"
+    scale = laid_out(drawn).axes[1].images[1].norm
+    assert scale.vmin == -scale.vmax, "a scale of both signs"
+    assert "<h1>photo.png in " in re.sub("<h1[^>]*>", "<h1>", normscope.page(result))
     with pytest.raises(InputError, match="no weights of a"):
         normscope.attribute(normscope.wrap(made(vit)[0], processor()), pixels(), normscope.Label())
 
@@ -368,6 +372,7 @@ def of_cats(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_an_image_is_explained_from_the_command_line(of_cats, capsys, monkeypatch, tmp_path):
     model = f"model.name={of_cats}"
     outcome = run_here(
@@ -385,6 +390,7 @@ def test_an_image_is_explained_from_the_command_line(of_cats, capsys, monkeypatc
     assert re.search(r'"image":\s*\{"png"', page)
 
 
+@pytest.mark.slow
 def test_attention_of_an_image_from_the_command_line(of_cats, capsys, monkeypatch, tmp_path, saved_model):
     photo, out = str(of_cats / "photo.png"), f"output_dir={tmp_path / 'out'}"
     outcome = run_here(capsys, monkeypatch, "attention", photo, "queries=0", f"model.name={of_cats}", out)

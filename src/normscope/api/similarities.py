@@ -41,7 +41,7 @@ from normscope.maths.embedder import Embedder
 from normscope.maths.tensors import wide
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import is_single, require_unicode
-from normscope.models.load.towers import is_image, tower_for
+from normscope.models.load.towers import tower_for
 from normscope.results.figures import ColouredText, Figure, TextPair
 from normscope.results.findings import Sentence, Summary
 from normscope.results.maps import PatchedImage, TokenMap
@@ -49,6 +49,7 @@ from normscope.results.result import Result
 from normscope.results.token_labels import as_text, label
 from normscope.rounding import begun, counted, number
 from normscope.running.token_maps import patched_image
+from normscope.untrusted.images import is_image
 
 _SHOWN = 12
 """Pairs of tokens that are printed."""

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import assert_never
 
 from normscope.data.annotation import SPACES
-from normscope.data.audio_files import AudioFiles
 from normscope.data.conllu_file import ConlluFile
 from normscope.data.examples import Corpus, Example
 from normscope.data.hub import HubDataset
-from normscope.data.image_files import ImageFiles
+from normscope.data.input_files import InputFiles
 from normscope.data.options import DatasetKind, DatasetOptions, Segmentation
 from normscope.data.segmentation import Segmented, WikiText
 from normscope.data.text_files import TextFile, TextFiles, files_left_out, find_files, has_columns
@@ -48,9 +47,11 @@ def open_corpus(options: DatasetOptions) -> Corpus:
         case DatasetKind.toy:
             corpus = ToyCorpus(TOY_PAIRS, options.seed)
         case DatasetKind.images:
-            corpus = ImageFiles.at(_path(options, "an image, a folder of images or a glob pattern"))
+            corpus = InputFiles.images(_path(options, "an image, a folder of images or a glob pattern"))
         case DatasetKind.audio:
-            corpus = AudioFiles.at(_path(options, "an audio file, a folder of them, a glob pattern or a .jsonl file"))
+            corpus = InputFiles.recordings(
+                _path(options, "an audio file, a folder of them, a glob pattern or a .jsonl file")
+            )
         case DatasetKind.conllu:
             corpus = ConlluFile(Path(_path(options, "a CoNLL-U file")).expanduser())
         case _:

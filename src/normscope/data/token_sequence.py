@@ -70,8 +70,12 @@ class ImageTokens:
         """The tokens of an image, named by row and column from the upper left, if they are on a grid, otherwise by number."""
         if grid is None:
             return cls(tuple(f"{prefix}{number}" for number in range(1, len(places) + 1)), tuple(places))
-        names = (f"{prefix}{at // grid[1] + 1},{at % grid[1] + 1}" for at in range(len(places)))
-        return cls(tuple(names), tuple(places), grid)
+        return cls(tuple(prefix + name for name in patch_names(*grid)), tuple(places), grid)
+
+
+def patch_names(rows: int, columns: int) -> list[str]:
+    """The names of the patches of an image, row by row: row and column from the upper left."""
+    return [f"{row},{column}" for row in range(1, rows + 1) for column in range(1, columns + 1)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import rounding
 from normscope.api.decomposition import decompose
 from normscope.api.first_position import scores_of_first_position
-from normscope.api.similarities import Embedded, compared_texts, embedded_text
+from normscope.api.similarities import Embedded, compared_texts, embedded_text, similarity
 from normscope.data.options import Level
 from normscope.errors import InputError
 from normscope.live.engine import Turn
@@ -360,3 +360,16 @@ def _mixing(decomposed: Result) -> dict[str, Any]:
 
 def _rounded(values: np.ndarray) -> list[float]:
     return [float(f"{value:.6g}") for value in values]
+
+
+def image_explained(model: LoadedModel, image: Any, text: str = "") -> Result:
+    """Which patches a classifier's answer comes from; without one, what tokens take from patches; beside a text, what patches
+    and words add to their similarity.
+    """
+    if text:
+        return similarity(model, image, text)
+    predicted = prediction_of(model, image)
+    if not predicted.choices:
+        return decompose(model, image)
+    target, against = aimed(predicted, "", "")
+    return attribute(model, image, target, against=against or None)

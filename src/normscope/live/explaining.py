@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.errors import InputError, escaped, one_line
-from normscope.live.images import image_explained
+from normscope.live.answers import image_explained
 from normscope.live.session import Session
 from normscope.live.texts import Limit, as_given, count_of, require_kind
 from normscope.models.load.loaded import LoadedModel

@@ -11,9 +11,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from normscope.errors import InputError, cut, message
-from normscope.live.answers import Answers
+from normscope.live.answers import Answers, image_explained
 from normscope.live.engine import Ask, Engine
-from normscope.live.images import image_explained
 from normscope.live.request import PARTS, read_request, read_state
 from normscope.live.texts import Limit, opening
 from normscope.maths.choices import AttentionRule

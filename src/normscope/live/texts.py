@@ -22,7 +22,7 @@ from normscope.models.load.text_batches import (
     roles_of,
 )
 from normscope.rounding import counted
-from normscope.untrusted.images import names_image
+from normscope.untrusted.images import is_image
 
 SEPARATOR = " ||| "
 """Between the two texts of a pair."""
@@ -82,14 +82,14 @@ def require_kind(model: LoadedModel, text: str, question: str = "") -> None:
     Raises:
         InputError: If the model reads texts, or there is a question too many or too few.
     """
-    is_image = names_image(text) and Path(text).is_file()
+    of_image = is_image(text)
     if question and model.image_texts is None and model.reader is not None:
         raise InputError(f"explain: {model.name} reads images alone; leave out {question!r}")
-    if is_image and model.image_texts is not None and not question:
+    if of_image and model.image_texts is not None and not question:
         raise InputError(
             f'explain: {model.name} reads images with a text: normscope explain {text} "What is this?" model=…'
         )
-    if model.reader is None and model.image_texts is None and is_image:
+    if model.reader is None and model.image_texts is None and of_image:
         raise InputError(f"{text}: {model.name} reads texts, not images; set model.name to a model of images")
 
 

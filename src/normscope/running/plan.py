@@ -417,7 +417,7 @@ def _context(
         depth=model.layers,
         files_sha256=model.files_sha256,
         nouns=TEXTS if reader is None else reader.nouns,
-        input_length=None if reader is None else reader.length,
+        input_length=None if reader is None else reader.positions.length,
         observed=ObservedStack(model.model, model.facts),
         own_embedder=lambda: model.embedder,
         dtype=model.model.dtype,

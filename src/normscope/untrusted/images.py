@@ -1,6 +1,11 @@
-"""Files of images, by their names."""
+"""Which values are images: files by their names, and what is in memory."""
 
 from pathlib import Path
+
+import numpy as np
+
+_LONGEST_NAME = 4096
+"""Characters of the name of a file."""
 
 
 def names_image(path: str | Path) -> bool:
@@ -8,3 +13,12 @@ def names_image(path: str | Path) -> bool:
     from PIL import Image
 
     return Path(path).suffix.lower() in Image.registered_extensions()
+
+
+def is_image(given: object) -> bool:
+    """Whether an input is an image and not a text: a name is that of an image if there is such a file."""
+    if isinstance(given, str):
+        return len(given) < _LONGEST_NAME and names_image(given) and Path(given).is_file()
+    from PIL import Image
+
+    return isinstance(given, Path | Image.Image) or (isinstance(given, np.ndarray) and given.ndim > 1)

@@ -48,7 +48,36 @@ def returned_vectors(output: Any) -> Tensor | None:
     return getattr(output, "last_hidden_state", None) if own is None else own
 
 
-class AnyModule(PreTrainedModel):
+class PlainModule(PreTrainedModel):
+    """A module that is given vectors, and looks like a transformers model from outside.
+
+    Args:
+        module: The module, in evaluation mode.
+    """
+
+    config_class = PretrainedConfig
+
+    def __init__(self, module: nn.Module) -> None:
+        config = PretrainedConfig()
+        config.model_type = config.name_or_path = type(module).__name__
+        config.pad_token_id, config._attn_implementation = None, "eager"
+        super().__init__(config)
+        self.model = module
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        return False
+
+    def set_experts_implementation(self, experts_implementation: Any) -> None:
+        """Do nothing: the module has no other implementations to choose from."""
+
+    def forward(self, *args: Any, **inputs: Any) -> BaseModelOutput:
+        """Run the module. Its output is the first tensor that it returns."""
+        tensors = (each for each in tree_iter(self.model(*args, **inputs)) if isinstance(each, Tensor))
+        return BaseModelOutput(last_hidden_state=next(tensors, None))
+
+
+class AnyModule(PlainModule):
     """A module that looks like a transformers model from outside.
 
     Args:
@@ -60,14 +89,8 @@ class AnyModule(PreTrainedModel):
         InputError: If the module cannot be called, returns no vectors, or looks up no token embedding.
     """
 
-    config_class = PretrainedConfig
-
     def __init__(self, module: nn.Module, inputs: Inputs | None = None) -> None:
-        config = PretrainedConfig()
-        config.model_type, config.name_or_path = type(module).__name__, type(module).__name__
-        config.pad_token_id, config._attn_implementation = None, "eager"
-        super().__init__(config)
-        self.model = module
+        super().__init__(module)
         self.inputs = inputs
         self.vectors: str | None = None
         """The path of the last layer, or of the norm after it, if the module returns something else than that gives."""
@@ -84,13 +107,6 @@ class AnyModule(PreTrainedModel):
         """Whether texts may be followed by padding."""
         self.longest_probe: int | None = None
         """The longest text of a probe that the module takes; None if it takes all probes."""
-
-    @classmethod
-    def _can_set_attn_implementation(cls) -> bool:
-        return False
-
-    def set_experts_implementation(self, experts_implementation: Any) -> None:
-        """Do nothing: the module has no other implementations to choose from."""
 
     def get_input_embeddings(self) -> nn.Module:
         """The embedding of the tokens."""
@@ -242,35 +258,6 @@ class AnyModule(PreTrainedModel):
                 continue
             return None if length == _LONGEST_PROBE else length
         return _PROBE[1]
-
-
-class PlainModule(PreTrainedModel):
-    """A module that is given vectors, and looks like a transformers model from outside.
-
-    Args:
-        module: The module, in evaluation mode.
-    """
-
-    config_class = PretrainedConfig
-
-    def __init__(self, module: nn.Module) -> None:
-        config = PretrainedConfig()
-        config.model_type = config.name_or_path = type(module).__name__
-        config._attn_implementation = "eager"
-        super().__init__(config)
-        self.module = module
-
-    @classmethod
-    def _can_set_attn_implementation(cls) -> bool:
-        return False
-
-    def set_experts_implementation(self, experts_implementation: Any) -> None:
-        """Do nothing: the module has no other implementations to choose from."""
-
-    def forward(self, *args: Any, **inputs: Any) -> BaseModelOutput:
-        """Run the module. Its output is the first tensor that it returns."""
-        tensors = (each for each in tree_iter(self.module(*args, **inputs)) if isinstance(each, Tensor))
-        return BaseModelOutput(last_hidden_state=next(tensors, None))
 
 
 class _ThroughEmbedding(TorchFunctionMode):

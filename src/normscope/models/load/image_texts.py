@@ -6,10 +6,8 @@ texts, a pass begins with the vectors of the tokens, some of which come from an 
 
 import contextlib
 import dataclasses
-import inspect
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,12 +19,13 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from normscope.data.token_sequence import ImageTokens, OwnInput
 from normscope.errors import InputError, one_line
+from normscope.linear.layer_calls import LayerCall
 from normscope.linear.provenance import begin_vectors
 from normscope.linear.rules import tensors_in
-from normscope.models.load.input_reading import opened, shown_pixels
+from normscope.models.load.input_reading import arguments_of, opened, shown_pixels
+from normscope.models.load.vectors import Around, given_to, noise, on_call
 from normscope.models.observe.attention_function import unobserved
 from normscope.models.probes import embeddings_of
-from normscope.models.stored.model_code import StopForward, model_code
 from normscope.models.stored.text_tower import base_of, class_of, text_tower
 
 _PROBE = 64
@@ -34,15 +33,6 @@ _PROBE = 64
 
 _IMAGE_AXES, _COLOURS = 3, 3
 """Axes of an image, the last ones of a batch of images, and the size of the first of these."""
-
-
-class Entry(NamedTuple):
-    """What enters language layers."""
-
-    vectors: Float[Tensor, "token model"]
-    """Those of the tokens, which enter the first layer."""
-    others: list[Tensor]
-    """Whatever other numbers there are."""
 
 
 def reads_image_texts(model: object, processor: object) -> bool:
@@ -54,7 +44,7 @@ def reads_image_texts(model: object, processor: object) -> bool:
     )
 
 
-class ImageTextModel(PreTrainedModel):
+class ImageTextModel(Around):
     """A vision–language model, with the interface of its language model.
 
     Args:
@@ -63,9 +53,6 @@ class ImageTextModel(PreTrainedModel):
     Raises:
         InputError: If no part of it is a language model by itself.
     """
-
-    # Whatever the language model has been set to is right here.
-    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
 
     def __init__(self, model: PreTrainedModel) -> None:
         base = base_of(model)
@@ -76,17 +63,21 @@ class ImageTextModel(PreTrainedModel):
                 f"{type(model).__name__}; pass its tokenizer alone to read texts"
             )
         tower.config.name_or_path = str(model.config.name_or_path or type(model).__name__)
-        super().__init__(tower.config)
+        super().__init__(tower.config, model)
         self.generation_config = getattr(model, "generation_config", None)
-        self.model, self.tower, self._is_base = model, tower, model is base
+        self._is_base = model is base
         self.reads_later = False
         """Whether something of an image enters other layers than the first."""
-        self._can_set_attn_implementation = tower._can_set_attn_implementation
-        self.eval()
 
-    def set_attn_implementation(self, *arguments: Any, **options: Any) -> None:
-        """Set that of the language layers."""
-        self.tower.set_attn_implementation(*arguments, **options)
+    @property
+    def tower(self) -> PreTrainedModel:
+        """The language model."""
+        return text_tower(base_of(self.model))
+
+    @property
+    def computing(self) -> PreTrainedModel:
+        """The language model, whose layers are observed."""
+        return self.tower
 
     def get_input_embeddings(self) -> nn.Module:
         """The table of the tokens' vectors."""
@@ -104,43 +95,25 @@ class ImageTextModel(PreTrainedModel):
             return self.tower(input_ids=input_ids, attention_mask=attention_mask)
         before = contextlib.ExitStack()
 
-        def begin(given: Mapping[str, Any]) -> None:
+        def begin(call: LayerCall) -> None:
             before.close()
-            begin_vectors(given)
+            begin_vectors(call.kwargs)
 
         with before:
-            before.enter_context(self._on_entry(begin))
+            before.enter_context(on_call(self.tower, begin))
             before.enter_context(unobserved())
             before.enter_context(torch._C.DisableTorchFunction())
             return self.model(input_ids=input_ids, attention_mask=attention_mask, **own)
 
-    def entry(self, inputs: Mapping[str, Tensor]) -> Entry:
-        """What the language layers are given for a single input, in a pass that ends there."""
-        found: list[Entry] = []
+    def entry(self, inputs: Mapping[str, Tensor]) -> tuple[Float[Tensor, "token model"], list[Tensor]]:
+        """What the language layers are given for a single input, in a pass that ends there.
 
-        def stop(given: Mapping[str, Any]) -> None:
-            others = tensors_in([value for name, value in given.items() if name != "inputs_embeds"])
-            found.append(Entry(given["inputs_embeds"][0], [each for each in others if each.is_floating_point()]))
-            raise StopForward
-
-        with torch.no_grad(), model_code(self.model), contextlib.suppress(StopForward), self._on_entry(stop):
-            self.model(**inputs)
-        return found[0]
-
-    @contextlib.contextmanager
-    def _on_entry(self, call: Callable[[Mapping[str, Any]], object]) -> Iterator[None]:
-        """Context in which a function is called with what the language model is given."""
-        thread = threading.get_ident()  # another may read inputs ahead of those that are observed
-
-        def enter(_tower: nn.Module, _args: tuple[Any, ...], given: dict[str, Any]) -> None:
-            if threading.get_ident() == thread:
-                call(given)
-
-        handle = self.tower.register_forward_pre_hook(enter, with_kwargs=True)
-        try:
-            yield
-        finally:
-            handle.remove()
+        Returns:
+            The vectors of the tokens, which enter the first layer; and whatever other numbers there are.
+        """
+        given = given_to(self.tower, self.model, inputs).kwargs
+        others = tensors_in([value for name, value in given.items() if name != "inputs_embeds"])
+        return given["inputs_embeds"][0], [each for each in others if each.is_floating_point()]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -165,9 +138,9 @@ class ImageTextReader:
         """
         blank = cls(processor, model, frozenset())
         ids, arguments = blank._probe()
-        before, after = (blank._entered(ids, arguments, noise) for noise in (None, ...))
-        model.reads_later = not all(map(torch.equal, before.others, after.others))
-        changes = (before.vectors != after.vectors).any(dim=-1)
+        (before, others), (after, changed) = (blank._entered(ids, arguments, region) for region in (None, ...))
+        model.reads_later = not all(map(torch.equal, others, changed))
+        changes = (before != after).any(dim=-1)
         reader = cls(processor, model, frozenset(ids[0, changes].tolist()))
         if not reader.tokens or not torch.equal(reader._is_image(ids), changes):
             raise InputError(
@@ -234,13 +207,9 @@ class ImageTextReader:
             raise InputError(
                 f"{type(self.processor).__name__} fails on a text with {len(images)} image(s): {one_line(error)}"
             ) from error
-        parameters = inspect.signature(base_of(self.model.model).forward).parameters
-        where = next(self.model.parameters())
-        arguments = {
-            name: each.to(where.device, where.dtype if each.is_floating_point() else each.dtype)
-            for name, each in made.items()
-            if name in parameters and isinstance(each, Tensor)
-        }
+        arguments = arguments_of(
+            {name: each for name, each in made.items() if isinstance(each, Tensor)}, base_of(self.model.model)
+        )
         ids = arguments.pop("input_ids")
         arguments.pop("attention_mask", None)
         return ids, arguments
@@ -249,15 +218,10 @@ class ImageTextReader:
         """Which tokens stand for an image."""
         return torch.isin(ids[0], torch.tensor(sorted(self.tokens)).to(ids))
 
-    def _entered(self, ids: Tensor, arguments: Mapping[str, Tensor], noise: Any = None) -> Entry:
+    def _entered(self, ids: Tensor, arguments: Mapping[str, Tensor], region: Any = None) -> tuple[Tensor, list[Tensor]]:
         """What enters the language layers, maybe with noise in a region of all images."""
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **arguments}
-        generator = torch.Generator().manual_seed(0)
-        for name, given in arguments.items() if noise is not None else ():
-            if given.is_floating_point():
-                inputs[name] = given.clone()
-                inputs[name][noise] = torch.randn(given.shape, generator=generator).to(given)[noise]
-        return self.model.entry(inputs)
+        given = arguments if region is None else noise(arguments, 0, region=region)
+        return self.model.entry({"input_ids": ids, "attention_mask": torch.ones_like(ids), **given})
 
     # Where the tokens lie in their images.
 
@@ -313,7 +277,7 @@ class ImageTextReader:
         key = (*(each.shape for each in arguments.values()), frames, tokens)
         if key not in self._grids:
             above, left = (..., slice(height // grid[0]), slice(None)), (..., slice(width // grid[1]))
-            before, *after = (self._entered(ids, arguments, noise).vectors for noise in (None, above, left))
+            before, *after = (self._entered(ids, arguments, region)[0] for region in (None, above, left))
             moved = [((each - before).norm(dim=-1) / before.norm(dim=-1))[self._is_image(ids)] for each in after]
             rows, columns = (
                 each.reshape(frames, *grid).mean(dim=axes) for each, axes in zip(moved, ((0, 2), (0, 1)), strict=True)

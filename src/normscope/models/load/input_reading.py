@@ -22,6 +22,7 @@ from normscope.data.options import DatasetKind
 from normscope.data.sounds import FRAME, HEARD, SILENCE, Sound, sound_of
 from normscope.data.token_sequence import OwnInput
 from normscope.errors import InputError, describe_type, one_line
+from normscope.models.load.any_module import PlainModule
 from normscope.models.load.vectors import Geometry, Positions
 
 Processor = BaseImageProcessor | SequenceFeatureExtractor | ProcessorMixin | Callable[[Any], Mapping[str, Any]]
@@ -97,10 +98,7 @@ def prepared(processor: Any, given: object, model: PreTrainedModel) -> dict[str,
         raise InputError(
             f"processor: expected a function that returns keyword arguments of the model (a dict), got {describe_type(made)}"
         )
-    parameters = inspect.signature(getattr(model, "module", model).forward).parameters
-    arguments = {
-        name: torch.as_tensor(value) for name, value in made.items() if name in parameters and value is not None
-    }
+    arguments = arguments_of(made, model)
     mask = arguments.pop("attention_mask", None)  # inputs are prepared one by one, so there is no padding to mask
     if mask is not None and not bool(mask.bool().all()):
         raise InputError(
@@ -112,10 +110,17 @@ def prepared(processor: Any, given: object, model: PreTrainedModel) -> dict[str,
             f"processor: expected pixels, samples or vectors that {type(model).__name__} reads, got "
             f"{', '.join(map(str, made)) or 'nothing'}"
         )
+    return arguments
+
+
+def arguments_of(made: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Tensor]:
+    """What a processor has made of those arguments that a model's `forward` has, as numbers like its weights."""
+    parameters = inspect.signature((model.model if type(model) is PlainModule else model).forward).parameters
+    read = {name: torch.as_tensor(value) for name, value in made.items() if name in parameters and value is not None}
     where = next(model.parameters())
     return {
         name: each.to(where.device, where.dtype if each.is_floating_point() else each.dtype)
-        for name, each in arguments.items()
+        for name, each in read.items()
     }
 
 
@@ -153,11 +158,6 @@ class InputReader:
     def before(self) -> tuple[str, ...]:
         """The names of the tokens that no input changes, such as [CLS] and registers."""
         return tuple(name for name in self.names if name.startswith("["))
-
-    @property
-    def length(self) -> int | None:
-        """How many tokens every input has; None if inputs differ."""
-        return self.positions.length
 
     @property
     def nouns(self) -> Nouns:

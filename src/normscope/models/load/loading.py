@@ -26,15 +26,16 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.errors import InputError, one_line
 from normscope.models.facts import ModelFacts, StackName
 from normscope.models.load.adapters import Adapter, base_model
-from normscope.models.load.image_text_loading import image_text_model, read_text_processor
 from normscope.models.load.loaded import Drawn, LoadedModel
 from normscope.models.load.task_heads import Head, has_head, head_class, task_head
 from normscope.models.load.tokenizer_loading import check_tokenizer, load_tokenizer, longest_input, read_tokenizer
 from normscope.models.load.towers import check_tower, has_towers, text_part, two_towers
 from normscope.models.load.vector_loading import (
     facts_of_inputs,
+    image_text_model,
     processor_in,
     read_processor,
+    read_text_processor,
     speech_model,
     tower_of,
     vector_model,
@@ -103,8 +104,9 @@ def open_model(options: ModelOptions) -> "OpenedModel":
     if source.is_adapter:
         adapter, source = source, _base_of(source, options)
     config = _pretrained_config(source, options)
-    check_tower(config, options.tower)
-    tower = _tower(source, options) if has_towers(config) else None
+    both = has_towers(config)
+    check_tower(None if both else options.tower, config.model_type)
+    tower, processor = _tower(source, options) if both else (None, None)
     stack: StackName | None = None if options.stack is None else options.stack.value
     if tower is not None:
         observed_stack(config, stack)  # which has none
@@ -122,9 +124,7 @@ def open_model(options: ModelOptions) -> "OpenedModel":
     if not options.random_init:
         check_pickles(source.folder, options.name)
         check_size(config, source.folder, options.name)
-    if tower is Tower.image:
-        processor = processor_in(source.folder, options.name, images=True)
-    else:
+    if tower is None:
         processor = read_processor(text, source.folder, options.name)
     if processor is not None:
         facts = facts_of_inputs(text if tower is None else config, processor, options.name, stack)
@@ -143,15 +143,15 @@ def _facts_of_texts(config: PretrainedConfig, name: str) -> ModelFacts:
         return facts_without_numbers(config, text_part)
 
 
-def _tower(source: Source, options: ModelOptions) -> Tower:
-    """The tower that the options name; by default that of images, if the files have a processor of these."""
-    if options.tower is not None:
-        return options.tower
-    try:
-        processor_in(source.folder, options.name, images=True)
-    except InputError:
-        return Tower.text
-    return Tower.image
+def _tower(source: Source, options: ModelOptions) -> tuple[Tower, Any]:
+    """The tower that the options name, by default that of images if the files have a processor of these; and the processor."""
+    if options.tower is not Tower.text:
+        try:
+            return Tower.image, processor_in(source.folder, options.name, images=True)
+        except InputError:
+            if options.tower is Tower.image:
+                raise
+    return Tower.text, None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,20 +207,18 @@ class OpenedModel:
         check_finite(model, name)
         if self.processor is not None and self.facts.is_cross_attention:
             tokenizer = tokenizer or read_tokenizer(self.source, self.options)
-            whole = model.to(target).eval().requires_grad_(False)
             settings = _generation(self.source.folder)
-            return self._with_origin(speech_model(whole, self.processor, tokenizer, name, settings))
+            return self._with_origin(speech_model(_on(target, model), self.processor, tokenizer, name, settings))
         if self.tower is not None:
-            return self._either_tower(model.to(target).eval().requires_grad_(False), self.tower, tokenizer)
+            return self._either_tower(_on(target, model), self.tower, tokenizer)
         if self.processor is not None:
-            tower = tower_of(model).to(target).eval().requires_grad_(False)
+            tower = _on(target, tower_of(model))
             load_head = functools.partial(self._head, model=tower, whole=None)
             return self._with_origin(vector_model(tower, self.processor, name, load_head))
         if self.text_processor is not None and whole is not None and device.map is None:
             check_shape(model, self.facts, name)
             tokenizer = self._tokenizer(tokenizer, model, self.facts)
-            whole = whole.to(target).eval().requires_grad_(False)
-            run_experts_in_float64(whole)
+            run_experts_in_float64(_on(target, whole))
             return self._with_origin(image_text_model(whole, self.text_processor, name, tokenizer))
         return self._of_texts(model, self.facts, whole, target, tokenizer)
 
@@ -368,7 +366,7 @@ class OpenedModel:
             ):
                 return None
             check_finite(whole, self.options.name)
-            return whole.to(model.device).eval().requires_grad_(False)
+            return _on(model.device, whole)
         return task_head(
             head,
             self.source.folder,
@@ -398,6 +396,11 @@ def torch_device(name: str) -> torch.device:
     if not available[kind] or (number and int(number) >= torch.cuda.device_count()):
         raise InputError(f"device.name={name}: this machine has no such device; set device=auto or device=cpu")
     return torch.device(name)
+
+
+def _on(device: torch.device, model: PreTrainedModel) -> PreTrainedModel:
+    """A model on a device, to be observed."""
+    return model.to(device).eval().requires_grad_(False)
 
 
 def run_experts_in_float64(model: PreTrainedModel) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from normscope.models.load.vectors import VectorModel
+from normscope.models.load.vectors import Around, VectorModel
 from normscope.models.probes import embeddings_of, random_tokens
 from normscope.models.stored.stored_weights import execution_device
 
@@ -15,7 +15,7 @@ _TEXT = 7
 """Number of tokens of the texts of probes."""
 
 
-class SpeechModel(PreTrainedModel):
+class SpeechModel(Around):
     """An encoder–decoder whose encoder reads vectors, with the interface of one that reads token ids on both sides.
 
     Args:
@@ -24,18 +24,14 @@ class SpeechModel(PreTrainedModel):
         settings: How the model generates, which names the heads that align; None if nothing says it.
     """
 
-    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
-
     def __init__(self, model: PreTrainedModel, encoder: VectorModel, settings: GenerationConfig | None = None) -> None:
         config = copy.deepcopy(model.config)
         config.pad_token_id = None  # frames have none
         if getattr(config, "decoder_start_token_id", None) is None and settings is not None:
             config.decoder_start_token_id = settings.decoder_start_token_id
-        super().__init__(config)
-        self.model, self.vectors = model, encoder
+        super().__init__(config, model)
+        self.vectors = encoder
         self.generation_config = settings
-        self._can_set_attn_implementation = model._can_set_attn_implementation
-        self.eval()
 
     def random_batch(self, inputs: int) -> dict[str, Tensor]:
         """Sounds and texts whose numbers stand for nothing, as keyword arguments of `forward`."""
@@ -45,10 +41,6 @@ class SpeechModel(PreTrainedModel):
             decoder, embeddings_of(decoder).num_embeddings, [_TEXT] * len(given["input_ids"]), execution_device(self)
         )
         return given | {f"decoder_{name}": tensor for name, tensor in texts.items()}
-
-    def set_attn_implementation(self, *arguments: Any, **options: Any) -> None:
-        """Set that of the model."""
-        self.model.set_attn_implementation(*arguments, **options)
 
     def get_encoder(self, *_arguments: Any, **_options: Any) -> PreTrainedModel:
         """The encoder, which reads vectors."""

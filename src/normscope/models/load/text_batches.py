@@ -6,7 +6,6 @@ import functools
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -14,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import BatchEncoding
 
-from normscope.data.audio_files import FORMAT, recording
 from normscope.data.batching import Batch, collate
 from normscope.data.encoders import prompt_length
 from normscope.data.encoding import Encoder
 from normscope.data.examples import CorpusCounts, Example, Message
+from normscope.data.input_files import FORMAT, recording
 from normscope.data.options import DatasetKind, DatasetOptions, Level
 from normscope.data.token_sequence import TokenSequence
 from normscope.data.tokenization import Place, continuation, encoded, owners_of, places_of
@@ -27,7 +26,7 @@ from normscope.errors import InputError, describe_type, one_line, printable
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.tokenizer_loading import TokenNames
 from normscope.rounding import counted
-from normscope.untrusted.images import names_image
+from normscope.untrusted.images import is_image
 
 if TYPE_CHECKING:
     from normscope.data.conversations import Conversation
@@ -142,7 +141,7 @@ def example_of(model: LoadedModel, text: object) -> Example:
         messages = messages_in(_asked(text))
         return Example(messages[0].content, messages=messages)
     text = plain_ids(text)
-    if model.image_texts is not None and not isinstance(text, str) and _is_image(text):
+    if model.image_texts is not None and not isinstance(text, str) and is_image(text):
         raise InputError(f"{model.name} reads an image with a text: expected (image, text), got the image alone")
     if is_ids(text):
         if not isinstance(model.tokenizer, TokenNames):
@@ -220,7 +219,7 @@ def is_image_text(model: LoadedModel, text: object) -> bool:
     if not of_texts or not isinstance(text, tuple) or len(text) != 2 or not isinstance(text[1], str):
         return False
     images = text[0] if isinstance(text[0], list) else [text[0]]
-    if not images or not all(map(_is_image, images)):
+    if not images or not all(map(is_image, images)):
         return False
     if all(isinstance(image, str) for image in images) and model.image_texts is None:  # a pair of texts
         return False
@@ -230,14 +229,6 @@ def is_image_text(model: LoadedModel, text: object) -> bool:
             "preprocessor_config.json"
         )
     return True
-
-
-def _is_image(given: object) -> bool:
-    from PIL import Image
-
-    if isinstance(given, str):
-        return names_image(given) and Path(given).is_file()
-    return isinstance(given, Path | Image.Image | np.ndarray)
 
 
 def _asked(text: Any) -> list[dict[str, Any]]:

@@ -8,10 +8,8 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from transformers import AutoModel, PretrainedConfig
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
@@ -20,10 +18,10 @@ from normscope.errors import InputError
 from normscope.maths.embedder import Embedder
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.task_heads import Head, head_class
-from normscope.models.load.vectors import VectorModel
+from normscope.models.load.vectors import Around, VectorModel
 from normscope.models.options import Tower
 from normscope.models.stored.text_tower import base_of, class_of
-from normscope.untrusted.images import names_image
+from normscope.untrusted.images import is_image
 
 
 def has_towers(config: PretrainedConfig) -> bool:
@@ -33,28 +31,17 @@ def has_towers(config: PretrainedConfig) -> bool:
     return embeds and head_class(Head.NEXT_TOKEN, config) is None
 
 
-def check_tower(config: PretrainedConfig, tower: Tower | None) -> None:
-    """Check that a tower is chosen only of a model that has two.
+def check_tower(tower: Tower | None, kind: str) -> None:
+    """Check that no tower is chosen of a model that has none.
 
     Raises:
-        InputError: If it is not.
+        InputError: If one is.
     """
-    if tower is not None and not has_towers(config):
+    if tower is not None:
         raise InputError(
-            f"model.tower={tower}: expected a model with an image tower and a text tower, such as CLIP, got "
-            f"{config.model_type}; leave it out"
+            f"model.tower={tower}: expected a model with an image tower and a text tower, such as CLIP, got {kind}; leave it "
+            "out"
         )
-
-
-def with_towers(model: object, tower: Tower | None) -> PreTrainedModel | None:
-    """A model that embeds images and texts; None for any other.
-
-    Raises:
-        InputError: If a tower is chosen of another.
-    """
-    config = model.config if isinstance(model, PreTrainedModel) else PretrainedConfig(model_type=type(model).__name__)
-    check_tower(config, tower)
-    return model if isinstance(model, PreTrainedModel) and has_towers(config) else None
 
 
 def text_part(whole: PreTrainedModel) -> PreTrainedModel:
@@ -67,20 +54,16 @@ def text_part(whole: PreTrainedModel) -> PreTrainedModel:
     raise InputError(f"model: expected a text tower in {type(whole).__name__}, got none")
 
 
-class _Features(PreTrainedModel):
+class _Features(Around):
     """The embedding that a model makes with one of its towers."""
 
-    # The attention is the model's own, whichever it is.
-    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
-
     def __init__(self, whole: PreTrainedModel, tower: Tower) -> None:
-        super().__init__(PretrainedConfig(name_or_path=whole.config.name_or_path))
-        self.whole, self._method = whole, _method(tower)
-        self.eval()
+        super().__init__(PretrainedConfig(name_or_path=whole.config.name_or_path), whole)
+        self._method = _method(tower)
 
     def forward(self, **inputs: Any) -> BaseModelOutput:
         """The embedding, (input, dimension), in place of hidden vectors."""
-        made = getattr(self.whole, self._method)(**inputs)
+        made = getattr(self.model, self._method)(**inputs)
         return BaseModelOutput(last_hidden_state=getattr(made, "pooler_output", made))
 
 
@@ -117,16 +100,3 @@ def tower_for(model: LoadedModel, given: object) -> LoadedModel:
     if model.of_tower is None:
         return model
     return model.of_tower(Tower.image if is_image(given) else Tower.text)
-
-
-def is_image(given: object) -> bool:
-    """Whether an input is an image and not a text: a name is that of an image if there is such a file."""
-    if isinstance(given, str):
-        return len(given) < _LONGEST_NAME and names_image(given) and Path(given).is_file()
-    from PIL import Image
-
-    return isinstance(given, Path | Image.Image) or (isinstance(given, np.ndarray) and given.ndim > 1)
-
-
-_LONGEST_NAME = 4096
-"""Characters of the name of a file."""

@@ -1,31 +1,61 @@
-"""Models of images and audio, from memory or from files."""
+"""Models of images and audio, and of texts with images, from memory or from files."""
 
+import bisect
+import copy
 import dataclasses
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoModel, GenerationConfig, PretrainedConfig
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    GenerationConfig,
+    PretrainedConfig,
+)
 from transformers.feature_extraction_sequence_utils import SequenceFeatureExtractor
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from normscope.data.sounds import time_names
 from normscope.data.tokenization import encoded
 from normscope.errors import InputError, one_line
 from normscope.models.facts import ModelFacts, StackName
-from normscope.models.load.frames import frame_names, seconds_of_frames
-from normscope.models.load.input_reading import InputReader, makes_sizes, own_processor, probe_of
+from normscope.models.load.image_texts import ImageTextModel, ImageTextReader
+from normscope.models.load.input_reading import InputReader, makes_sizes, own_processor, prepared, probe_of, rate_of
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.speech import SpeechModel
-from normscope.models.load.task_heads import Head
+from normscope.models.load.task_heads import Head, has_head
 from normscope.models.load.tokenizer_loading import TokenNames, check_tokenizer, longest_input
 from normscope.models.load.vectors import Positions, VectorModel
 from normscope.models.observe.reading import facts_of, facts_without_numbers, refusal_explained
+from normscope.models.probes import longest_sequence
 from normscope.models.stored.decoder_start import decoder_shift
-from normscope.models.stored.text_tower import base_of, class_of
+from normscope.models.stored.text_tower import base_of, class_of, text_config
+
+log = logging.getLogger("normscope")
 
 _OF_TEXTS = {"input_ids", "decoder_input_ids"}
+
+_FILES = ("processor_config.json", "preprocessor_config.json")
+"""Of which a folder with a processor has one."""
+
+_LONGEST = 256
+"""Seconds of sound beyond which no processor is tried."""
+_LONGER = 6
+"""Seconds by which one sound is longer than another: a multiple of 10, 20, 24, 25, 30, 40, 50 and 80 ms."""
+_STEPS = 100
+"""The end of what a processor reads is looked for in steps of so many parts of a second."""
+_NAMES = 16_384
+"""Frames that have names if sounds have several lengths: five and a half minutes of 20 ms each."""
 
 
 def tower_of(given: PreTrainedModel) -> PreTrainedModel:
@@ -114,7 +144,7 @@ def facts_of_inputs(config: PretrainedConfig, processor: Any, name: str, stack: 
         return vectors if stack is None else SpeechModel(base_of(model), vectors)
 
     with refusal_explained(name):
-        return _reading_vectors(facts_without_numbers(config, adapted, stack))
+        return facts_without_numbers(config, adapted, stack)
 
 
 def vector_model(
@@ -142,11 +172,12 @@ def vector_model(
     probe = probe_of(part, tower, example)
     with refusal_explained(name):
         observed = VectorModel(tower, probe)
-        facts = _reading_vectors(facts_of(observed))
+        facts = facts_of(observed)
     observed.axes = facts.places.axes
     sizes = example is not None or makes_sizes(part, tower, probe)
     seconds = seconds_of_frames(observed, part) if isinstance(part, SequenceFeatureExtractor) else None
-    tokens = tokens if seconds is None else frame_names(observed, seconds, sizes=sizes)
+    if seconds is not None:
+        tokens = time_names(_NAMES if sizes else observed.tokens_of(probe), seconds)
     positions = Positions(tower, probe, observed.axes, tokens, sizes=sizes)
     observed.number(positions)
     tokenizer = TokenNames.of(positions.names, spaced=seconds is not None)
@@ -168,6 +199,30 @@ def vector_model(
         require_current=require_current,
         reader=InputReader(part, tower, positions, example is None, seconds),
     )
+
+
+def seconds_of_frames(model: VectorModel, extractor: SequenceFeatureExtractor) -> float:
+    """The time from one token to the next, which is what the model makes of time.
+
+    Of a processor that pads or cuts all sounds to one length, it is that length over the number of tokens; of others, the time
+    by which a sound is longer over the tokens that it has more.
+    """
+    rate = rate_of(extractor)
+    noise = np.random.default_rng(0).normal(size=_LONGEST * rate).astype(np.float32)
+
+    def read(steps: int) -> dict[str, Tensor]:
+        return prepared(extractor, noise[: steps * rate // _STEPS], model.model)
+
+    one, other = read(_STEPS), read((1 + _LONGER) * _STEPS)
+    if any(each.shape != other[name].shape for name, each in one.items()):
+        return _LONGER / (model.tokens_of(other) - model.tokens_of(one))
+    whole = read(_LONGEST * _STEPS)
+
+    def is_whole(steps: int) -> bool:  # behind the end of what the processor reads, nothing changes
+        return all(torch.equal(each, whole[name]) for name, each in read(steps).items())
+
+    end = bisect.bisect_left(range(_LONGEST * _STEPS), True, lo=1, key=is_whole)
+    return end / _STEPS / model.tokens_of(whole)
 
 
 def speech_model(
@@ -203,7 +258,7 @@ def speech_model(
     check_tokenizer(tokenizer, name, whole.get_decoder(), loaded.facts)
     _check_prompt(tokenizer, observed, name)
     with refusal_explained(name):
-        facts = _reading_vectors(facts_of(observed, "cross"))
+        facts = facts_of(observed, "cross")
     longest = longest_input(whole.get_decoder(), loaded.facts, tokenizer)
     return dataclasses.replace(loaded, model=observed, tokenizer=tokenizer, facts=facts, max_length=longest)
 
@@ -223,5 +278,61 @@ def _check_prompt(tokenizer: PreTrainedTokenizerBase, model: SpeechModel, name: 
         )
 
 
-def _reading_vectors(facts: ModelFacts) -> ModelFacts:
-    return dataclasses.replace(facts, reads_vectors=True)
+def read_text_processor(config: PretrainedConfig, folder: Path, name: str) -> Any:
+    """The processor in the files of a vision–language model; None for any other model, and without such files.
+
+    Without the packages that the processor needs, the model reads texts alone, which is said.
+    """
+    reads = class_of(AutoModelForImageTextToText, config) is not None and text_config(config) is not config
+    if not reads or not any((folder / file).is_file() for file in _FILES):
+        return None
+    try:
+        processor = AutoProcessor.from_pretrained(folder)
+        assert isinstance(processor.tokenizer, PreTrainedTokenizerBase)
+    except Exception as error:  # missing files and missing optional packages raise many types
+        log.warning("%s reads texts alone, because its processor cannot be loaded: %s", name, one_line(error))
+        return None
+    return processor
+
+
+def image_text_model(
+    whole: PreTrainedModel,
+    processor: Any,
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    require_current: Callable[[], None] = lambda: None,
+) -> LoadedModel:
+    """A vision–language model, ready to be observed.
+
+    Args:
+        whole: The model, with or without its head, in evaluation mode and without gradients.
+        processor: Makes its inputs.
+        name: For messages and results.
+        tokenizer: That of the processor.
+        require_current: See `LoadedModel`.
+
+    Raises:
+        InputError: If its language layers cannot be observed, or no token's vector comes from an image.
+    """
+    observed = ImageTextModel(base_of(whole))
+    if getattr(processor, "chat_template", None):
+        tokenizer = copy.copy(tokenizer)  # whose own template may know no images
+        tokenizer.chat_template = processor.chat_template
+    reader = ImageTextReader.of(processor, observed)
+    with refusal_explained(name):
+        probe = reader.probe()
+        facts = facts_of(observed, inputs=probe, token_mask=probe["attention_mask"].bool())
+    longest = longest_sequence(observed, reads_target=False)
+    lengths = [int(each) for each in (longest, tokenizer.model_max_length) if each is not None and each < 10**9]
+    head = ImageTextModel(whole) if has_head(whole, Head.NEXT_TOKEN) else None
+    return LoadedModel(
+        model=observed,
+        tokenizer=tokenizer,
+        facts=facts,
+        name=name,
+        revision=None,
+        max_length=min(lengths, default=None),
+        load_head=lambda kind: head if kind is Head.NEXT_TOKEN else None,
+        require_current=require_current,
+        image_texts=reader,
+    )

@@ -8,7 +8,8 @@ import contextlib
 import copy
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -19,8 +20,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
+from transformers import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
+from normscope.data.token_sequence import patch_names
 from normscope.errors import InputError
 from normscope.linear.axes import Axes
 from normscope.linear.layer_calls import LayerCall, LayerCalls
@@ -83,19 +86,23 @@ class _AttentionWatch(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def noise(probe: Mapping[str, Tensor], seed: int, inputs: int = 1) -> dict[str, Tensor]:
+def noise(
+    probe: Mapping[str, Tensor], seed: int, inputs: int = 1, region: tuple[Any, ...] = (...,)
+) -> dict[str, Tensor]:
     """Inputs whose numbers stand for nothing, the same at every call.
 
     Args:
         probe: Arguments of a model for one input. Those that are whole numbers stay as they are.
         inputs: How many there are.
+        region: Where they are other numbers than in the probe.
     """
     generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.randn(size, generator=generator).to(given) if given.is_floating_point() else given.expand(size)
-        for name, given in probe.items()
-        for size in (given.shape if inputs == 1 else (inputs, *given.shape[1:]),)
-    }
+    made = dict(probe) if inputs == 1 else {name: each.expand(inputs, *each.shape[1:]) for name, each in probe.items()}
+    for name, given in made.items():
+        if given.is_floating_point():
+            made[name] = given.clone()
+            made[name][region] = torch.randn(given.shape, generator=generator).to(given)[region]
+    return made
 
 
 def first_layer(model: nn.Module, probe: Mapping[str, Tensor]) -> nn.Module:
@@ -124,7 +131,38 @@ def first_layer(model: nn.Module, probe: Mapping[str, Tensor]) -> nn.Module:
     return found[0]
 
 
-class VectorModel(PreTrainedModel):
+class Around(PreTrainedModel):
+    """A model around another one, which computes.
+
+    Args:
+        config: What it says of itself.
+        model: The other one, in evaluation mode.
+    """
+
+    # Whatever the model has been set to is right here: the attention is its own.
+    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
+
+    def __init__(self, config: PretrainedConfig, model: PreTrainedModel) -> None:
+        super().__init__(config)
+        self.model = model
+        self._can_set_attn_implementation = self.computing._can_set_attn_implementation
+        self.eval()
+
+    @property
+    def computing(self) -> PreTrainedModel:
+        """The part whose attention is observed."""
+        return self.model
+
+    def set_attn_implementation(self, *arguments: Any, **options: Any) -> None:
+        """Set that of the model."""
+        self.computing.set_attn_implementation(*arguments, **options)
+
+    def set_experts_implementation(self, *arguments: Any, **options: Any) -> None:
+        """Set that of the model."""
+        self.computing.set_experts_implementation(*arguments, **options)
+
+
+class VectorModel(Around):
     """A model that is given vectors, with the interface of one that reads token ids.
 
     Args:
@@ -136,8 +174,6 @@ class VectorModel(PreTrainedModel):
         InputError: If the model fails on the probe, or has no layers that are given vectors.
     """
 
-    # Whatever the model has been set to is right here: the attention is the model's own.
-    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
     pads = False
     """Inputs of a batch have one size."""
 
@@ -145,9 +181,7 @@ class VectorModel(PreTrainedModel):
         config = copy.deepcopy(model.config)
         vars(config)["pad_token_id"] = None  # the number of a text's token
         config._experts_implementation_internal = "eager"  # as its experts are, the model itself knows
-        super().__init__(config)
-        self.model = model
-        self._can_set_attn_implementation = model._can_set_attn_implementation
+        super().__init__(config, model)
         self._supports_sdpa = model._supports_sdpa
         self.probe = dict(probe)
         self.positions: Positions | None = None if base is None else base.positions
@@ -155,7 +189,7 @@ class VectorModel(PreTrainedModel):
         self._layer: nn.Module = first_layer(model, probe) if base is None else base._layer
         self.axes: Axes | None = None if base is None else base.axes
         """The axes of what enters the first layer; None if the shape has to tell."""
-        entered = _by_input(_entered(model, self._layer, noise(probe, 0)), 1, None)
+        entered = _by_input(given_to(self._layer, model, noise(probe, 0)).vectors, 1, None)
         self._takes_several: bool = self._has_batches() if base is None else base._takes_several
         self.table: _Table = _Table(entered.shape[1], entered.shape[2]) if base is None else base.table
         self.eval()
@@ -169,7 +203,7 @@ class VectorModel(PreTrainedModel):
         if any(len(given) != 1 for given in self.probe.values()):
             return False
         try:
-            vectors = _entered(self.model, self._layer, noise(self.probe, 0, 2))
+            vectors = given_to(self._layer, self.model, noise(self.probe, 0, 2)).vectors
         except InputError:
             return False
         return vectors.ndim > 2 and 2 in vectors.shape[:2]
@@ -178,17 +212,9 @@ class VectorModel(PreTrainedModel):
         """Inputs whose numbers stand for nothing, as keyword arguments of `forward`; one if the model takes no more."""
         inputs = inputs if self._takes_several else 1
         given = noise(self.probe, 1, inputs)
-        entered = _by_input(_entered(self.model, self._layer, noise(self.probe, 0)), 1, self.axes)
+        entered = self._entering(noise(self.probe, 0), 1)
         ids = torch.arange(entered.shape[1]).expand(inputs, -1).to(next(self.model.parameters()).device)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} | given
-
-    def set_attn_implementation(self, *arguments: Any, **options: Any) -> None:
-        """Set that of the model."""
-        self.model.set_attn_implementation(*arguments, **options)
-
-    def set_experts_implementation(self, *arguments: Any, **options: Any) -> None:
-        """Set that of the model."""
-        self.model.set_experts_implementation(*arguments, **options)
 
     def get_input_embeddings(self) -> nn.Module:
         """What gives the tokens' vectors."""
@@ -264,8 +290,14 @@ class VectorModel(PreTrainedModel):
     def entering(self, input_ids: Tensor, **inputs: Tensor) -> Float[Tensor, "text token model"]:
         """The tokens' vectors as they enter the first layer; the arguments are those of `forward`."""
         inputs = {name: given for name, given in inputs.items() if name != "attention_mask"}
-        vectors = _by_input(_entered(self.model, self._layer, inputs), len(input_ids), self.axes)
-        return self._kept(vectors, input_ids, inputs)
+        return self._kept(self._entering(inputs, len(input_ids)), input_ids, inputs)
+
+    def _entering(self, inputs: Mapping[str, Tensor], number: int) -> Float[Tensor, "input token model"]:
+        return _by_input(given_to(self._layer, self.model, inputs).vectors, number, self.axes)
+
+    def tokens_of(self, inputs: Mapping[str, Tensor]) -> int:
+        """The number of tokens of one input."""
+        return self._entering(inputs, 1).shape[1]
 
     def _as_model(self, vectors: Float[Tensor, "text token model"], own: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Vectors with the axes of the model's own; some tokens may be missing."""
@@ -283,29 +315,41 @@ class VectorModel(PreTrainedModel):
         return vectors.take_along_dim(places.unsqueeze(-1), dim=1)
 
 
-def _entered(
+@contextlib.contextmanager
+def on_call(module: nn.Module, call: Callable[[LayerCall], object]) -> Iterator[None]:
+    """Context in which a function is called with what a part of a model is given."""
+    thread = threading.get_ident()  # another may read inputs ahead of those that are observed
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if threading.get_ident() == thread:
+            call(LayerCall(module, args, kwargs))
+
+    handle = module.register_forward_pre_hook(enter, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def given_to(
+    module: nn.Module,
     model: nn.Module,
-    layer: nn.Module,
     inputs: Mapping[str, Tensor],
     changed: Mapping[str, Tensor] = MappingProxyType({}),
-) -> Float[Tensor, "..."]:
-    """What enters a model's first layer, in a pass that ends there.
+) -> LayerCall:
+    """What a part of a model is given, in a pass that ends there.
 
     Args:
         changed: Parameters that stand in for the model's own, which stay as they are.
     """
-    found: list[Tensor] = []
+    found: list[LayerCall] = []
 
-    def stop(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.append(LayerCall(layer, args, kwargs).vectors)
+    def stop(call: LayerCall) -> None:
+        found.append(call)
         raise StopForward
 
-    handle = layer.register_forward_pre_hook(stop, with_kwargs=True)
-    try:
-        with torch.no_grad(), model_code(model), contextlib.suppress(StopForward):
-            functional_call(model, dict(changed), kwargs=dict(inputs))
-    finally:
-        handle.remove()
+    with torch.no_grad(), model_code(model), contextlib.suppress(StopForward), on_call(module, stop):
+        functional_call(model, dict(changed), kwargs=dict(inputs))
     return found[0]
 
 
@@ -390,9 +434,8 @@ class Positions:
         """How many tokens every input has; None if inputs differ."""
         if sizes and self._given is None:
             before = [name for name in first.names if name.startswith("[")]
-            side = range(1, _LARGEST_GRID + 1)
-            on_grid = (f"{row},{column}" for row in side for column in side)
-            self.names = (*before, *(on_grid if first.grid else map(str, range(1, _LARGEST_GRID**2 + 1))))
+            on_none = map(str, range(1, _LARGEST_GRID**2 + 1))
+            self.names = (*before, *(patch_names(_LARGEST_GRID, _LARGEST_GRID) if first.grid else on_none))
         self._ids = {name: number for number, name in enumerate(self.names)}
         of_images = ("border", "patch") if first.grid else ()
         self.categories = tuple(dict.fromkeys([*self._categories, *first.categories, *of_images]))
@@ -464,16 +507,11 @@ class _Input:
     def _enter(
         self, inputs: Mapping[str, Tensor], changed: Mapping[str, Tensor] = MappingProxyType({})
     ) -> Float[Tensor, "token model"]:
-        return _by_input(_entered(self.model, self.layer, inputs, changed), 1, self.axes)[0]
+        return _by_input(given_to(self.layer, self.model, inputs, changed).vectors, 1, self.axes)[0]
 
     def _changed(self, region: tuple[Any, ...]) -> Bool[Tensor, " token"]:
         """Which tokens' vectors change with a region of the input."""
-        one, other = noise(self.probe, 0), noise(self.probe, 1)
-        for name, given in one.items():
-            if given.is_floating_point():
-                changed = given.clone()
-                changed[region] = other[name][region]
-                other[name] = changed
+        other = noise(noise(self.probe, 0), 1, region=region)
         return (self._enter(other) != self.vectors).any(dim=-1).cpu()
 
     def geometry(self) -> Geometry:
@@ -488,13 +526,10 @@ class _Input:
             categories = {kind: own} if (kind := self._kind) else {}
         else:
             rows, columns = sizes
-            places = [(row, column) for row in range(1, rows + 1) for column in range(1, columns + 1)]
-            own = [f"{row},{column}" for row, column in places]
-            at_border = [row in (1, rows) or column in (1, columns) for row, column in places]
-            categories = {
-                "border": [name for name, border in zip(own, at_border, strict=True) if border],
-                "patch": [name for name, border in zip(own, at_border, strict=True) if not border],
-            }
+            own = patch_names(rows, columns)
+            inner = [own[row * columns + column] for row in range(1, rows - 1) for column in range(1, columns - 1)]
+            within = {*inner}
+            categories = {"border": [name for name in own if name not in within], "patch": inner}
         patch = iter(own)
         known = {"register": registers} | categories
         return Geometry(

@@ -24,7 +24,6 @@ from normscope.errors import InputError, one_line
 from normscope.models.facts import ModelFacts, StackName
 from normscope.models.load.adapters import adapted_layers, merge_active_adapters, without_peft
 from normscope.models.load.any_module import AnyModule, Inputs, PlainModule
-from normscope.models.load.image_text_loading import image_text_model
 from normscope.models.load.image_texts import reads_image_texts
 from normscope.models.load.input_reading import Processor
 from normscope.models.load.loaded import LoadedModel
@@ -32,8 +31,8 @@ from normscope.models.load.loading import DTYPES, check_shape, run_experts_in_fl
 from normscope.models.load.task_heads import Head, has_head
 from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.load.tokenizer_loading import TokenNames, check_tokenizer, longest_input
-from normscope.models.load.towers import text_part, two_towers, with_towers
-from normscope.models.load.vector_loading import cross_stack, speech_model, tower_of, vector_model
+from normscope.models.load.towers import check_tower, has_towers, text_part, two_towers
+from normscope.models.load.vector_loading import cross_stack, image_text_model, speech_model, tower_of, vector_model
 from normscope.models.observe.reading import facts_of, observed_stack, refusal_explained
 from normscope.models.options import Tower
 from normscope.models.probes import embeddings_of
@@ -93,11 +92,11 @@ def wrap_model(
     Raises:
         InputError: If it is not such a model, cannot be observed or cannot be copied faithfully.
     """
-    both = with_towers(without_peft(model), tower)
-    if both is not None:
-        return _either_tower(both, tokenizer, _names_of_ids(tokenizer, tokens, example), tower, stack)
+    whole = without_peft(model)
+    if isinstance(whole, PreTrainedModel) and has_towers(whole.config):
+        return _either_tower(whole, tokenizer, _names_of_ids(tokenizer, tokens, example), tower, stack)
+    check_tower(tower, whole.config.model_type if isinstance(whole, PreTrainedModel) else type(whole).__name__)
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
-        whole = without_peft(model)
         if reads_image_texts(whole, tokenizer):
             return _reading_image_texts(whole, tokenizer)
         return _reading_vectors(whole, tokenizer, stack, tokens, example)
@@ -105,14 +104,13 @@ def wrap_model(
     kind = kind_of_encoder(model)
     if kind is not None:
         return _encoder_of_library(model, kind, tokenizer, stack)
-    given = without_peft(model)
-    if not isinstance(given, PreTrainedModel):
-        return _wrapped_module(given, tokenizer, stack, inputs, names)
+    if not isinstance(whole, PreTrainedModel):
+        return _wrapped_module(whole, tokenizer, stack, inputs, names)
     if inputs is not None:
         raise InputError(
             f"inputs: expected none for a transformers model, whose forward is known, got {_kind(inputs)}; leave it out"
         )
-    return _reading_texts(given, tokenizer, names, stack)
+    return _reading_texts(whole, tokenizer, names, stack)
 
 
 def _reading_texts(
@@ -175,19 +173,13 @@ def _reading_vectors(
             f"model: expected a transformers model that reads images or audio, got {_kind(given)}; for a module that reads "
             "other vectors, pass example=, an input of the function"
         )
-    check_not_quantised(given.config)
-    name = str(given.config.name_or_path or type(given).__name__)
     if cross_stack(stack) is not None:
-        base = base_of(given)
-        copied = _Copy(base, name, hold=base is not given)
-        check_finite(copied.model, name)
+        copied, name = _copied(given, base_of(given))
         settings = getattr(given, "generation_config", None)
         return speech_model(copied.model, processor, None, name, settings, copied.require_unchanged)
     classifies = example is None and has_head(given, Head.CLASS)
     find = tower_of if example is None else base_of
-    part = given if classifies else find(given)
-    copied = _Copy(part, name, hold=part is not given or isinstance(given, PlainModule))
-    check_finite(copied.model, name)
+    copied, name = _copied(given, given if classifies else find(given))
     whole = copied.model if classifies else None
     return vector_model(
         find(copied.model),
@@ -200,14 +192,20 @@ def _reading_vectors(
     )
 
 
+def _copied(given: PreTrainedModel, part: PreTrainedModel) -> tuple["_Copy", str]:
+    """A copy of a part of a model, or of all of it, and the model's name."""
+    check_not_quantised(given.config)
+    name = str(given.config.name_or_path or type(given).__name__)
+    copied = _Copy(part, name, hold=part is not given or isinstance(given, PlainModule))
+    check_finite(copied.model, name)
+    return copied, name
+
+
 def _reading_image_texts(given: Any, processor: Any) -> LoadedModel:
     """A model of texts with images, ready to be observed."""
-    check_not_quantised(given.config)
     check_supported(text_config(given.config))
-    name = str(given.config.name_or_path or type(given).__name__)
-    copied = _Copy(given, name)
+    copied, name = _copied(given, given)
     run_experts_in_float64(copied.model)
-    check_finite(copied.model, name)
     tokenizer = processor.tokenizer
     current = functools.partial(copied.require_current, tokenizer, _size_of(tokenizer))
     loaded = image_text_model(copied.model, processor, name, tokenizer, current)
@@ -226,10 +224,7 @@ def _either_tower(
     of_texts = reader is None or isinstance(reader, PreTrainedTokenizerBase)
     tokenizer = reader if of_texts else getattr(reader, "tokenizer", None)
     observed_stack(given.config, stack)  # which has none
-    check_not_quantised(given.config)
-    name = str(given.config.name_or_path or type(given).__name__)
-    copied = _Copy(given, name)
-    check_finite(copied.model, name)
+    copied, name = _copied(given, given)
 
     def image() -> LoadedModel:
         if of_texts:

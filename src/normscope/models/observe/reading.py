@@ -116,6 +116,7 @@ class _Reader:
             self._note_networks(layer, _before_head(made_of(output[0]), self._sums[layer]))
         blocks = tuple(self._found[layer] for layer in sorted(self._found))
         return ModelFacts(
+            reads_vectors=hasattr(model, "random_batch"),
             family=getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__,
             source=_where(model),
             width=self._hidden or self._width,

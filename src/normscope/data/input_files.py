@@ -1,9 +1,9 @@
-"""Audio files as a corpus, alone or with what is said in them."""
+"""Files of images and of audio as corpora, the latter alone or with what is said in them."""
 
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from normscope.data.examples import Annotation, Corpus, Example
 from normscope.data.lines import Malformed, count, kind, lines
 from normscope.data.text_files import find_files
 from normscope.errors import InputError, one_line, printable
+from normscope.untrusted.images import names_image
 from normscope.untrusted.sounds import names_sound
 
 KEY = "dataset.path"
@@ -26,37 +27,50 @@ FORMAT = '{"audio": FILE, "text": TRANSCRIPT, "times": [[start, end], ...]}'
 
 
 @dataclasses.dataclass(frozen=True)
-class AudioFiles(Corpus):
-    """Recordings, each in a file."""
+class InputFiles(Corpus):
+    """Images or recordings, each in a file."""
 
     paths: tuple[Path, ...]
 
     @classmethod
-    def at(cls, path: str) -> Corpus:
-        """The recordings that a path names: a file, those in a folder, sorted by name, or those that match a pattern; or those
-        of a file with a row for each.
+    def images(cls, path: str) -> Corpus:
+        """The images that a path names: a file, those in a folder, sorted by name, or those that match a pattern.
+
+        Raises:
+            InputError: If there are none.
+        """
+        return cls._at(path, names_image, "image files (.jpg, .png, …)")
+
+    @classmethod
+    def recordings(cls, path: str) -> Corpus:
+        """The recordings that a path names, in the same forms; or those of a file with a row for each.
 
         Raises:
             InputError: If there are none.
         """
         location = Path(path).expanduser()
-        if kind(location) == ROWS:
-            return Recordings(location)
+        return (
+            Recordings(location)
+            if kind(location) == ROWS
+            else cls._at(path, names_sound, "audio files (.wav, .flac, …)")
+        )
+
+    @classmethod
+    def _at(cls, path: str, is_one: Callable[[Path], bool], expected: str) -> Corpus:
+        location = Path(path).expanduser()
         inside = sorted(location.iterdir()) if location.is_dir() else find_files(path, KEY)
-        if inside == [location]:
-            return cls((location,))
-        files = [file for file in inside if file.is_file() and names_sound(file)]
+        files = inside if inside == [location] else [file for file in inside if file.is_file() and is_one(file)]
         if not files:
-            raise InputError(f"{KEY}={path}: expected audio files (.wav, .flac, …), found none")
+            raise InputError(f"{KEY}={path}: expected {expected}, found none")
         return cls(tuple(files))
 
     @property
     def total(self) -> int:
-        """The number of recordings."""
+        """The number of files."""
         return len(self.paths)
 
     def examples(self) -> Iterator[Example | str]:
-        """The recordings in order; a model's reader opens them."""
+        """The files in order; a model's reader opens them."""
         for row, path in enumerate(self.paths, start=1):
             yield Example(path.name, row=row, given=path)
 
