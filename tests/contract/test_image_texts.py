@@ -314,7 +314,7 @@ def test_analyses_count_what_is_taken_from_images(wrapped):
         shares.append([each[:, is_image].sum(axis=1).mean() for each in weights])
     of_image = table[(table["category"] == "image") & (table["measure"] == "alpha")]
     np.testing.assert_allclose(of_image["sequence_mean"], np.mean(shares, axis=0), rtol=0, atol=1e-10)
-    with pytest.raises(InputError, match="expected all of them with an image, or none"):
+    with pytest.raises(InputError, match="expected an image with every text or with none"):
         normscope.run("norms", model=model, texts=[*texts, "No image."])
 
 
@@ -340,7 +340,7 @@ BAD = {
     "corrupt": (lambda folder: (folder / "bad.png", "What?"), r"bad.png: cannot read this image"),
     "a video": (
         lambda _folder: [{"role": "user", "content": [{"type": "video", "path": "a"}, {"type": "text", "text": "a"}]}],
-        "messages with the parts of type video, of which only texts and images are read",
+        "messages with the parts of type video, but only text and images are read",
     ),
     "an address": (
         lambda _folder: [
@@ -350,9 +350,12 @@ BAD = {
     ),
     "no text": (
         lambda _folder: picture(),
-        r"reads an image with a text: expected \(image, text\), got the image alone",
+        r"reads an image with a text: expected \(image, text\), got only the image",
     ),
-    "no image": (lambda _folder: "See <image> there.", "the text has <image>, which stands for an image, but no image"),
+    "no image": (
+        lambda _folder: "See <image> there.",
+        "the text has <image>, which stands for an image, but there is no image",
+    ),
     "one too many": (
         lambda _folder: (picture(), "See <image> there."),
         "LlavaProcessor fails on a text with 1 image|Image features and image tokens do not match",
@@ -437,7 +440,7 @@ def test_without_what_its_processor_needs_a_folder_reads_texts(tokenizer, tmp_pa
     monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", missing)
     loaded = normscope.load(tmp_path, device="cpu")
     assert loaded.image_texts is None
-    assert "reads texts alone, because its processor cannot be loaded: it needs torchvision" in caplog.text
+    assert "reads only texts, because its processor cannot be loaded: it needs torchvision" in caplog.text
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ def test_what_is_asked_about_sources(words, text, keys, others):
     ("words", "said"),
     [
         (["Hi", "--answer", "a", "answer=b"], "--answer and answer= are both set"),
-        (["Hi", "check=all"], "check: belongs to the sources of an answer; set sources or answer as well"),
+        (["Hi", "check=all"], "check: applies only to the sources of an answer; set sources or answer as well"),
     ],
 )
 def test_what_cannot_be_asked_about_sources(words, said):

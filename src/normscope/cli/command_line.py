@@ -234,7 +234,9 @@ def checkup_words(asked: argparse.Namespace, words: Sequence[str], presets: Trav
     example = f"{program()} checkup minilm --against FOLDER"
     if asked.model is None or "=" in asked.model:
         given = "" if asked.model is None else f", got {asked.model}"
-        raise InputError(f"checkup: expected a preset, a Hub name or a folder of a model{given}: {example}")
+        raise InputError(
+            f"checkup: expected a preset, a Hub name or a folder of a model{given}; for example, {example}"
+        )
     if sweeps := {"-m", "--multirun"} & {*words}:
         raise InputError(f"checkup: expected one model, got a sweep ({min(sweeps)})")
     twice = [word for word in words if word.partition("=")[0] in ("model", "model.name")]
@@ -289,7 +291,7 @@ def source_keys(asked: argparse.Namespace, words: Sequence[str]) -> tuple[dict[s
             raise InputError(f"--{name} and {name}= are both set; expected one of them")
         keys[name] = option
     if keys and not {"sources", "answer", "against"} & {*keys}:
-        raise InputError(f"{next(iter(keys))}: belongs to the sources of an answer; set sources or answer as well")
+        raise InputError(f"{next(iter(keys))}: applies only to the sources of an answer; set sources or answer as well")
     return keys, others
 
 

@@ -31,14 +31,14 @@ def read_sound(path: Path) -> tuple[Float[np.ndarray, "sample channel"], int]:
         InputError: If there is no such file, or it cannot be read as audio.
     """
     if not path.is_file():
-        raise InputError(f"{path}: expected an audio file; there is none")
+        raise InputError(f"{path}: expected an audio file; there is no such file")
     soundfile = _soundfile()
     try:
         samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
     except (OSError, ValueError, RuntimeError) as error:  # soundfile's own errors are of the last type
+        reason = one_line(error).rstrip(".")
         raise InputError(
-            f"{path}: cannot read this as audio (.wav, .flac, .ogg, .mp3, …): {one_line(error)}; extract the sound of a video "
-            "first"
+            f"{path}: cannot read this as audio (.wav, .flac, .ogg, .mp3, …): {reason}; extract the audio of a video first"
         ) from error
     return samples, int(rate)
 
