@@ -24,6 +24,7 @@ from normscope.reporting.options import ReportOptions
 from normscope.running.token_maps import select_examples, token_maps
 from tests.contract.test_configs import composed
 from tests.contract.test_vectors import made
+from tests.end_to_end.shell import run_here
 
 RATE = 16_000
 HEADS, WIDTH = 4, 32
@@ -411,3 +412,17 @@ def test_the_explorer_merges_frames_into_stretches(hearing, speaking):
         of_second = whole.maps["attn_w"][:, 4:8]
         expected = of_second[:, :, 8:12].sum(axis=-1).mean(axis=-1)
         np.testing.assert_allclose(shown.maps["attn_w"][:, 1, 2], expected, rtol=1e-5)
+
+
+def test_a_sound_is_explained_from_the_command_line(saved_model, capsys, monkeypatch, tmp_path):
+    soundfile = pytest.importorskip("soundfile")
+    made(wav2vec2)[0].float().save_pretrained(tmp_path)
+    transformers.Wav2Vec2FeatureExtractor().save_pretrained(tmp_path)
+    soundfile.write(tmp_path / "a.wav", sound(0.4), RATE)
+    told, out = str(tmp_path / "a.wav"), f"output_dir={tmp_path / 'out'}"
+    outcome = run_here(capsys, monkeypatch, "explain", told, f"model.name={tmp_path}", out)
+    assert outcome.status == 0, outcome.err
+    assert normscope.read(tmp_path / "out").maps[0].sound.keys == 19  # of 0.4 s, a frame every 0.02 s
+    outcome = run_here(capsys, monkeypatch, "explain", told, f"model.name={saved_model}", out)
+    assert outcome.status == 2
+    assert "reads texts, not sounds; set model.name to a model of audio" in " ".join(outcome.err.split())

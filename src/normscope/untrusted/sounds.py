@@ -1,5 +1,6 @@
 """Audio files: by their names, and what is in them."""
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ def names_sound(path: str | Path) -> bool:
     """
     formats = {f".{name.lower()}" for name in _soundfile().available_formats()}
     return Path(path).suffix.lower() in (formats | _OTHERS) - {_BARE}
+
+
+def is_sound(path: str | Path) -> bool:
+    """Whether a path is an audio file by its name; none is without soundfile, which knows the names and has to read it."""
+    return importlib.util.find_spec("soundfile") is not None and names_sound(path) and Path(path).is_file()
 
 
 def read_sound(path: Path) -> tuple[Float[np.ndarray, "sample channel"], int]:
