@@ -202,7 +202,7 @@ def _skipped(measured: Measured) -> Line:
     listed += [_dimensions(dimensions).replace("D", "d", 1)] if dimensions else []
     cost = whole - sum(before)
     helps = kept < min(random) and whole - kept >= _WORTH * cost
-    do = 'Add "skip" of checkup.json to the modules that your quantiser skips.' if helps else instead
+    do = 'Put "skip" of checkup.json into the list of what your quantiser skips.' if helps else instead
     return Line(
         "rounding",
         f"{start}{of.format(*numbers)}; with {enumeration(listed)} left as they are, "
@@ -237,7 +237,7 @@ def _formats(table: pd.DataFrame) -> list[Line]:
         change, low, high = (number(row[name], signed=True) for name in ("loss_change", "loss_low", "loss_high"))
         detectable = not row["loss_low"] <= 0 <= row["loss_high"]
         worse = detectable and row["loss_change"] > 0
-        loss = f"the loss by {change} ({low} to {high})" if detectable else "there is no detectable difference in loss"
+        loss = f"the loss by {change} ({low} to {high})" if detectable else "the loss by no detectable difference"
         do = "Weigh that against what it saves." if worse else "It can be used as it is."
         found.append(Line("rounding", f"{changes}, and {loss}.", do, "rounding"))
     return found
@@ -281,16 +281,13 @@ def _alike(table: pd.DataFrame) -> Line:
             f": at most, they correlate at {number(table['correlation'].max())}" if table["twin"].notna().any() else ""
         )
         return Line(
-            "heads",
-            f"No two heads of a layer add the same vectors to tokens{most}.",
-            "No head can replace another.",
-            "heads",
+            "heads", f"No two heads of a layer add the same to tokens{most}.", "None stands for another.", "heads"
         )
     named = [f"{one} and {other} of layer {layer}" for layer, one, other in alike[:_NAMED]]
     more = f" and {len(alike) - _NAMED} more pairs" if len(alike) > _NAMED else ""
     return Line(
         "heads",
-        f"These heads add nearly the same vectors to tokens (correlation {number(ALIKE)} or more): {enumeration(named)}{more}.",
+        f"These heads add nearly the same to tokens (correlation {number(ALIKE)} or more): {enumeration(named)}{more}.",
         "Candidates to merge: remove one of each pair, double the other, and check the loss.",
         "heads",
     )
@@ -303,7 +300,7 @@ def _against(table: pd.DataFrame, name: str) -> Line:
     low, high = percentage(float(values.min())), percentage(float(values.max()))
     what = "weights" if by_weights else "hidden vectors"
     if values.max() == 0:
-        return Line("against", f"No weight differs from {name}'s.", "Keep only one of the two models.", "against")
+        return Line("against", f"No weight differs from {name}'s.", "One model will do.", "against")
     if values.max() > TWICE * values.min():
         middle = (values.max() + values.min()) / 2
         most = values[values > middle].index.tolist()

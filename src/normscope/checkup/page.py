@@ -17,10 +17,10 @@ from normscope.rounding import begun, counted, duration
 
 _TITLES = {
     "linear_inputs": ("Inputs of linear layers", "Which modules read values far beyond the usual ones?"),
-    "rounding": ("What rounding costs", "How much worse is the model when its linear layers are rounded?"),
-    "rounding_by_layer": ("What rounding costs by layer", "How much worse is the model when one layer is rounded?"),
+    "rounding": ("What rounding costs", "What becomes of the model when its linear layers are rounded?"),
+    "rounding_by_layer": ("What rounding costs by layer", "What becomes of it when one layer is rounded?"),
     "heads": ("Heads", "Which heads add the same vector to every token, or the same as another head?"),
-    "against": ("Against {}", "Which layers differ, in their weights and in their outputs?"),
+    "against": ("Against {}", "Which layers differ, in weights and in what they return?"),
 }
 
 

@@ -15,7 +15,7 @@ class SourcesView {
     this.flow = make("figure", { className: "source-flow" });
     this.answer = make("div", { className: "source-answer", role: "group", "aria-label": "Sentences of the answer" }, ...this.sentences());
     const order = make("select", { name: "order", onchange: () => { this.byPart = order.value === "part"; this.draw(); } },
-      new Option("largest part first", "part"), new Option("as in the prompt", "prompt"));
+      new Option("what adds most", "part"), new Option("as in the prompt", "prompt"));
     root.replaceChildren(...this.warnings(), make("h3", {}, "Answer"), this.answer,
       make("div", { className: "controls" }, make("label", { className: "field" }, make("span", {}, "order"), order), make("button", { type: "button", onclick: () => this.save() }, "Save as CSV")), this.list, this.others, this.flow);
     onColourScheme(() => this.draw());
@@ -92,7 +92,7 @@ class SourcesView {
   drawOthers() {
     const rows = this.of(this.data.others);
     this.others.replaceChildren(...this.data.names.flatMap((name, at) => [make("dt", {}, name), make("dd", {}, formatNumber(rows[at], true))]),
-      make("dt", {}, "log-probability (sum of all parts)"), make("dd", {}, formatNumber(this.of(this.data.sentences.map(({ value }) => [value]))[0], true)));
+      make("dt", {}, "log-probability, the sum of all"), make("dd", {}, formatNumber(this.of(this.data.sentences.map(({ value }) => [value]))[0], true)));
   }
 
   // From passages through earlier sentences to the chosen one; every band is as wide as what flows through it.
