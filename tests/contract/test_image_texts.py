@@ -321,7 +321,7 @@ def test_analyses_count_what_is_taken_from_images(wrapped):
         shares.append([each[:, is_image].sum(axis=1).mean() for each in weights])
     of_image = table[(table["category"] == "image") & (table["measure"] == "alpha")]
     np.testing.assert_allclose(of_image["sequence_mean"], np.mean(shares, axis=0), rtol=0, atol=1e-10)
-    with pytest.raises(InputError, match="expected all of them with an image, or none"):
+    with pytest.raises(InputError, match="expected an image with every text or with none"):
         normscope.run("norms", model=model, texts=[*texts, "No image."])
 
 
@@ -348,7 +348,7 @@ BAD = {
     "corrupt": (lambda folder: (folder / "bad.png", "What?"), r"bad.png: cannot read this image"),
     "a video": (
         lambda _folder: [{"role": "user", "content": [{"type": "video", "path": "a"}, {"type": "text", "text": "a"}]}],
-        "messages with the parts of type video, of which only texts and images are read",
+        "messages with the parts of type video, but only text and images are read",
     ),
     "an address": (
         lambda _folder: [
@@ -360,7 +360,10 @@ BAD = {
         lambda _folder: picture(),
         r"reads an image with a text: expected \(image, text\), got the image alone",
     ),
-    "no image": (lambda _folder: "See <image> there.", "the text has <image>, which stands for an image, but no image"),
+    "no image": (
+        lambda _folder: "See <image> there.",
+        "the text has <image>, which stands for an image, but no image",
+    ),
     "one too many": (
         lambda _folder: (picture(), "See <image> there."),
         "LlavaProcessor fails on a text with 1 image|Image features and image tokens do not match",

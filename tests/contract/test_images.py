@@ -277,7 +277,7 @@ def test_a_size_that_the_model_cannot_read_is_one_line():
 
 @pytest.mark.parametrize("key", ["max_length=5", "segmentation=sentence", "wikitext=true", "mask_fraction=0.5"])
 def test_keys_of_texts_are_refused_with_images(key):
-    with pytest.raises(InputError, match=f"dataset.{key.partition('=')[0]} is for texts"):
+    with pytest.raises(InputError, match=f"dataset.{key.partition('=')[0]} applies only to texts"):
         check_dataset(composed("dataset=images", "dataset.path=photos", f"dataset.{key}").dataset)
 
 

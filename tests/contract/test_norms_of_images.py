@@ -81,14 +81,14 @@ def test_a_sentence_on_either_side_of_the_last_norm():
     )
     (sentence,) = returned_norms.sentences(table)
     assert sentence == (
-        "The vectors of all tokens have a mean norm of 42 where they leave the last layer, and of 8.9 after the model's last "
-        "norm; where they leave the last layer, 2.0% of patch tokens are longer than twice the median of the image."
+        "The vectors of all tokens have a mean norm of 42 after the last layer, and of 8.9 after the model's last "
+        "norm; after the last layer, 2.0% of patch tokens are longer than twice the median of the image."
     )
     same = table.assign(high=0.0, mean=[42.0] * 6)
     (sentence,) = returned_norms.sentences(same)
     assert sentence == (
-        "The vectors of all tokens have a mean norm of 42 where they leave the last layer, and are returned without a last "
-        "norm; where they leave the last layer, no token is longer than twice the median of the image."
+        "The vectors of all tokens have a mean norm of 42 after the last layer, and are returned without a last "
+        "norm; after the last layer, no token is longer than twice the median of the image."
     )
     assert returned_norms.sentences(table.head(0)) == []
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -24,6 +25,7 @@ from normscope.reporting.options import ReportOptions
 from normscope.running.token_maps import select_examples, token_maps
 from tests.contract.test_configs import composed
 from tests.contract.test_vectors import made
+from tests.end_to_end.shell import run_here
 
 RATE = 16_000
 HEADS, WIDTH = 4, 32
@@ -219,12 +221,12 @@ def test_published_heads_have_ranks_and_others_are_proposed():
     assert proposed_heads(heads) == [[1, 1], [0, 1]]
     first, _, published, last = sentences_of(heads, 0.1)
     assert first == (
-        "In the row that predicts a word, the best head has its largest value in a frame inside the word (± 0.1 s) for 100% by "
-        "weights (layer 2, head 2) and 100% by vectors (layer 2, head 2) of 20 words."
+        "In the position that predicts a word, the best head has its largest value in a frame inside the word (± 0.1 s) for "
+        "100% by weights (layer 2, head 2) and 100% by vectors (layer 2, head 2) of 20 words."
     )
     assert published == (
-        "By weights in the row that predicts a word, the 2 heads that the model's generation config names rank 1, 3 of 4: they "
-        "find 75.0% of the words on average, the others 60.0%."
+        "By weights in the position that predicts a word, the 2 heads that the model's generation config names rank 1, 3 of 4: "
+        "they find 75.0% of the words on average, the others 60.0%."
     )
     assert last.endswith("alignment_heads=[[1, 1], [0, 1]].")
 
@@ -232,7 +234,7 @@ def test_published_heads_have_ranks_and_others_are_proposed():
 def test_a_prompt_has_the_language_that_is_asked_for():
     model, tokenizer = made(whisper)[0], tokenizer_of_bytes()
     model.generation_config.lang_to_id = {name: tokenizer.convert_tokens_to_ids(name) for name in ("<|en|>", "<|de|>")}
-    with pytest.raises(InputError, match="target_language: expected the language .* knows 2, got none"):
+    with pytest.raises(InputError, match="target_language: expected the language .* knows 2 languages.*got none"):
         normscope.wrap(model, transformers.WhisperProcessor(extractor(), tokenizer), stack="cross")
     tokenizer.set_prefix_tokens(language="de", task="transcribe", predict_timestamps=False)
     wrapped = normscope.wrap(model, transformers.WhisperProcessor(extractor(), tokenizer), stack="cross")
@@ -246,21 +248,21 @@ def test_what_is_no_recording_is_one_line(speaking, hearing):
         (np.zeros(0, dtype=np.float32), "audio: expected a sound, got no samples"),
         (np.full(9, np.nan, dtype=np.float32), "expected finite samples"),
         (np.zeros(9, dtype=np.int16), "got an array of shape .* of int16"),
-        ("nothing.wav", "nothing.wav: expected an audio file; there is none"),
+        ("nothing.wav", "nothing.wav: expected an audio file; there is no such file"),
     ):
         with pytest.raises(InputError, match=line):
             normscope.decompose(hearing, given)
     for given, line in (
         (sound(), "needs a recording and its transcript: pass a pair"),
         ({"text": WORDS}, 'expected {"audio": FILE'),
-        ({**row(), "times": TIMES[:2]}, "a start and an end for each word of the text between spaces, 3, got 2"),
+        ({**row(), "times": TIMES[:2]}, "of the 3 words between spaces in the text, got 2"),
         ({**row(), "times": [[0.3, 0.1]] * 3}, r"expected \[\[start, end\], ...\] in seconds, got \[0.3, 0.1\]"),
-        ({**row(), "text": " "}, "text: expected what is said"),
-        ({**row(), "text": "a" * 70, "times": None}, "has 73 tokens, expected at most 64; cut the recording"),
+        ({**row(), "text": " "}, "text: expected a transcript"),
+        ({**row(), "text": "a" * 70, "times": None}, "has 73 tokens, expected at most 64; split the recording"),
     ):
         with pytest.raises(InputError, match=line):
             batch_from_texts(speaking, given)
-    with pytest.raises(InputError, match="row 1: expected the times of its words"):
+    with pytest.raises(InputError, match="row 1: expected word times"):
         normscope.run("alignment", model=speaking, texts=[(sound(), WORDS)])
     with pytest.raises(InputError, match=r"sentences=\[9\]: expected the row of a recording"):
         normscope.run("alignment", model=speaking, texts=[row()], sentences=[9])
@@ -275,7 +277,7 @@ def test_what_is_no_recording_is_one_line(speaking, hearing):
 @pytest.mark.parametrize("key", ["gold.path=links", "smoothgrad=3"])
 def test_keys_of_translations_are_refused_with_sounds(key):
     options = composed("analysis=alignment", "dataset=audio", "dataset.path=sounds", f"analysis.alignment.{key}")
-    with pytest.raises(InputError, match="is for translations, but dataset=audio has sounds"):
+    with pytest.raises(InputError, match="applies only to translations, not to dataset=audio"):
         options.analysis.alignment.validate(options)
     check_dataset(options.dataset)
 
@@ -320,7 +322,7 @@ def test_files_are_mixed_and_resampled_and_say_so(hearing, tmp_path):
     for name, line in (
         ("broken.wav", "cannot read this as audio"),
         ("empty.wav", "expected a sound, got no samples"),
-        ("film.mp4", "extract the sound of a video"),
+        ("film.mp4", "[^.]; extract the audio of a video"),
     ):
         with pytest.raises(InputError, match=line):
             normscope.decompose(hearing, tmp_path / name)
@@ -413,3 +415,18 @@ def test_the_explorer_merges_frames_into_stretches(hearing, speaking):
         of_second = whole.maps["attn_w"][:, 4:8]
         expected = of_second[:, :, 8:12].sum(axis=-1).mean(axis=-1)
         np.testing.assert_allclose(shown.maps["attn_w"][:, 1, 2], expected, rtol=1e-5)
+
+
+def test_a_sound_is_explained_from_the_command_line(saved_model, capsys, monkeypatch, tmp_path):
+    soundfile = pytest.importorskip("soundfile")
+    made(wav2vec2)[0].float().save_pretrained(tmp_path)
+    transformers.Wav2Vec2FeatureExtractor().save_pretrained(tmp_path)
+    soundfile.write(tmp_path / "a.wav", sound(0.4), RATE)
+    told, out = str(tmp_path / "a.wav"), f"output_dir={tmp_path / 'out'}"
+    outcome = run_here(capsys, monkeypatch, "explain", told, f"model.name={tmp_path}", out)
+    assert outcome.status == 0, outcome.err
+    page = (tmp_path / "out" / "explain.html").read_text()
+    assert re.search(r'"sound":\s*\{.*"keys":\s*19\b', page)  # a frame every 0.02 s of 0.4 s, but for the last
+    outcome = run_here(capsys, monkeypatch, "explain", told, f"model.name={saved_model}", out)
+    assert outcome.status == 2
+    assert "reads texts, not sounds; set model.name to a model of audio" in " ".join(outcome.err.split())

@@ -296,7 +296,7 @@ def test_a_model_is_a_preset_or_a_name():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "expected a preset, a Hub name or a folder of a model:"),
+        ([], "expected a preset, a Hub name or a folder of a model; for example, "),
         (["model=gpt2"], "expected a preset, a Hub name or a folder of a model, got model=gpt2"),
         (["minilm", "model.name=x"], "checkup minilm and model.name=x are both set"),
         (["minilm", "-m"], "expected one model, got a sweep"),

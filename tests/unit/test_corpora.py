@@ -40,6 +40,13 @@ def texts(path, **more) -> list[str]:
     return [example.text if isinstance(example, Example) else f"<{example}>" for example in read(path, **more)]
 
 
+@pytest.mark.parametrize("kind", ["text", "images", "audio"])
+def test_a_path_that_does_not_exist_is_named_with_its_key(kind, tmp_path):
+    path = tmp_path / "nowhere.wav"
+    with pytest.raises(InputError, match=f"^dataset.path={path}: no such file$"):
+        open_corpus(options(path, DatasetKind(kind)))
+
+
 @pytest.mark.parametrize("ending", [".txt", ".jsonl", ".csv", ".tsv", ".txt.gz", ".jsonl.gz", ".csv.gz", ".tsv.gz"])
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])

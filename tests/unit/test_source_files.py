@@ -8,6 +8,7 @@ from normscope.cli import command_line
 from normscope.data.instructions import instructions_in
 from normscope.data.source_files import PROMPT, read_sources
 from normscope.errors import InputError
+from normscope.running.options import SCHEMA
 
 
 def test_a_folder_has_a_passage_in_each_file(tmp_path):
@@ -88,12 +89,17 @@ def test_sentences_that_read_as_instructions(text, told):
         (["Hi", "--sources", "chat", "model=gpt2"], "Hi", {"sources": "chat"}, ["model=gpt2"]),
         (["Hi", "answer=a b=c", "--check", "all"], "Hi", {"answer": "a b=c", "check": "all"}, []),
         (["sources=q.jsonl", "row=2", "model=gpt2"], None, {"sources": "q.jsonl", "row": "2"}, ["model=gpt2"]),
+        (["model=gpt2", "--sources", "q.jsonl"], None, {"sources": "q.jsonl"}, ["model=gpt2"]),
+        (["model=gpt2", "sources=q.jsonl"], None, {"sources": "q.jsonl"}, ["model=gpt2"]),
+        (["E=mc2 {sources}", "--sources", "chat"], "E=mc2 {sources}", {"sources": "chat"}, []),
+        (["--", "model=gpt2", "sources=chat"], "model=gpt2", {"sources": "chat"}, []),
+        (["model=gpt2", "seed=1"], "model=gpt2", {}, ["seed=1"]),
         (["Hi", "model=gpt2"], "Hi", {}, ["model=gpt2"]),
     ],
 )
 def test_what_is_asked_about_sources(words, text, keys, others):
     asked, rest = command_line.asked_of(["explain", *words])
-    assert command_line.source_keys(asked, rest) == (keys, others)
+    assert command_line.source_keys(asked, rest, SCHEMA.knows) == (keys, others)
     assert asked.text == text
 
 
@@ -101,10 +107,10 @@ def test_what_is_asked_about_sources(words, text, keys, others):
     ("words", "said"),
     [
         (["Hi", "--answer", "a", "answer=b"], "--answer and answer= are both set"),
-        (["Hi", "check=all"], "check: belongs to the sources of an answer; set sources or answer as well"),
+        (["Hi", "check=all"], "check: applies only to the sources of an answer; set sources or answer as well"),
     ],
 )
 def test_what_cannot_be_asked_about_sources(words, said):
     asked, rest = command_line.asked_of(["explain", *words])
     with pytest.raises(InputError, match=said):
-        command_line.source_keys(asked, rest)
+        command_line.source_keys(asked, rest, SCHEMA.knows)

@@ -81,7 +81,7 @@ class SpeechAlignment(Analysis):
         for row, sentence in zip(batch.rows, batch.sentences, strict=True):
             if sentence is None or sentence.annotation.times is None:
                 raise InputError(
-                    f"dataset.path: row {row}: expected the times of its words for analysis=alignment, got none; name a .jsonl "
+                    f"dataset.path: row {row}: expected word times for analysis=alignment, got none; use a .jsonl "
                     "file whose rows have times"
                 )
         count = int(batch.host.words.max()) + 1 if batch.host.words is not None else 0

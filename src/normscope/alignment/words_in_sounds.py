@@ -13,7 +13,7 @@ from normscope.results.findings import Sentence, Summary
 from normscope.rounding import brief_share, counted, enumeration, numbered, percentage
 
 _METHODS = {"attn_w": "α: weights", "attn_n": "‖αf(x)‖: vectors"}
-_ROWS = {str(Setting.awo): "the row that predicts a word", str(Setting.awi): "the row that reads it"}
+_ROWS = {str(Setting.awo): "the position that predicts a word", str(Setting.awi): "the position that reads it"}
 _NEAR = 0.1
 """Heads are proposed that find at most so much less, as a share of words, than the best one."""
 _MOST = 16
@@ -65,8 +65,8 @@ def sentences_of(heads: pd.DataFrame, tolerance: float) -> list[Sentence]:
     sentences += [Sentence(_about_published(heads), figure="by_head", table="heads")] * bool(heads["published"].any())
     sentences.append(
         Sentence(
-            "The heads that find nearly as many words as the best, by weights in the row that predicts a word, as a generation "
-            f"config lists them (from 0): alignment_heads={proposed_heads(heads)}.",
+            "The heads that find nearly as many words as the best head, by weights in the position that predicts a word, in "
+            f"the form of a generation config (counted from 0): alignment_heads={proposed_heads(heads)}.",
             table="heads",
         )
     )
@@ -79,8 +79,8 @@ def _about_published(heads: pd.DataFrame) -> str:
     ranks = numbered(sorted(own["rank"].tolist()))
     means = [percentage(float(each["right"].mean())) for each in (own, others)]
     return (
-        f"By weights in the row that predicts a word, the {counted(len(own), 'head')} that the model's generation config names "
-        f"rank {ranks} of {len(rows)}: they find {means[0]} of the words on average, the others {means[1]}."
+        f"By weights in the position that predicts a word, the {counted(len(own), 'head')} that the model's generation config "
+        f"names rank {ranks} of {len(rows)}: they find {means[0]} of the words on average, the others {means[1]}."
     )
 
 
@@ -104,7 +104,7 @@ def summary_of(heads: pd.DataFrame) -> Summary:
         pd.DataFrame.from_dict(rows, orient="index"),
         digits=1,
         caption="words whose frame of largest value lies inside the word (higher is better), by weights and by vectors, in the "
-        "row that predicts a word (output) or reads it (input); best head, and means over heads",
+        "position that predicts a word (output) or reads it (input): best head, and means over heads",
     )
 
 
@@ -119,7 +119,7 @@ def figures_of(
 
     Args:
         heads: The table `heads`.
-        found: The rows of the table `times` of the recording, in the row that predicts a word.
+        found: The rows of the table `times` of the recording, in the position that predicts a word.
         values: By method, in the same row.
         wave: The lowest and the highest sample of each frame.
         seconds: From one frame to the next.

@@ -70,7 +70,7 @@ def sentences(table: pd.DataFrame) -> list[Sentence]:
     category = str(before["count"].idxmax())
     first, second = compared(brief, *(float(each["mean"][category]) for each in (before, after)))
     whose = "all" if category == ALL else category_name(category)
-    text = f"The vectors of {whose} tokens have a mean norm of {first} where they leave the last layer, and "
+    text = f"The vectors of {whose} tokens have a mean norm of {first} after the last layer, and "
     text += "are returned without a last norm" if first == second else f"of {second} after the model's last norm"
     high = [
         f"{brief_share(share)} of {category_name(str(name))} tokens"
@@ -78,5 +78,5 @@ def sentences(table: pd.DataFrame) -> list[Sentence]:
         if share > 0 and name != ALL
     ]
     many = f"{enumeration(high)} are" if high else "no token is"
-    text += f"; where they leave the last layer, {many} longer than twice the median of the image."
+    text += f"; after the last layer, {many} longer than twice the median of the image."
     return [Sentence(text, table="returned")]

@@ -91,7 +91,7 @@ def run(
         found = listed(texts, of_text=prepared.reader is None, with_images=prepared.image_texts is not None)
         with_images = {is_image_text(prepared, text) for text in found}
         if len(with_images) > 1:
-            raise InputError("texts: expected all of them with an image, or none; got both")
+            raise InputError("texts: expected an image with every text or with none, got both")
         settings["dataset"]["chat_template"] = with_images.pop()
         corpus = GivenTexts(tuple(example_of(prepared, text) for text in found))
         with generators_restored():

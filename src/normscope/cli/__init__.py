@@ -254,7 +254,7 @@ def _other_command(
     """What is asked for instead of a run, None for a run, and the words that are left for Hydra."""
     match asked.command:
         case "explain":
-            keys, words = command_line.source_keys(asked, words)
+            keys, words = command_line.source_keys(asked, words, SCHEMA.knows)
             if keys:
                 text = None if asked.text is None else command_line.text_of(asked, SCHEMA.knows)
                 return functools.partial(_sources, text, keys), words

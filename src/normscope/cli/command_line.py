@@ -180,9 +180,10 @@ def text_of(asked: argparse.Namespace, is_key: Callable[[str], bool]) -> str:
             return _read_stdin().removesuffix("\n").removesuffix("\r")
         if _is_file(text):
             from normscope.untrusted.images import names_image
+            from normscope.untrusted.sounds import is_sound
 
-            if names_image(text):
-                return str(text)  # a model of images opens it
+            if names_image(text) or is_sound(text):
+                return str(text)  # a model of images or sounds opens it
             with opened(Path(text)) as stream:
                 whole = read(stream, Path(text), _LONGEST_TEXT).decode()
             return whole.removesuffix("\n").removesuffix("\r")
@@ -234,7 +235,9 @@ def checkup_words(asked: argparse.Namespace, words: Sequence[str], presets: Trav
     example = f"{program()} checkup minilm --against FOLDER"
     if asked.model is None or "=" in asked.model:
         given = "" if asked.model is None else f", got {asked.model}"
-        raise InputError(f"checkup: expected a preset, a Hub name or a folder of a model{given}: {example}")
+        raise InputError(
+            f"checkup: expected a preset, a Hub name or a folder of a model{given}; for example, {example}"
+        )
     if sweeps := {"-m", "--multirun"} & {*words}:
         raise InputError(f"checkup: expected one model, got a sweep ({min(sweeps)})")
     twice = [word for word in words if word.partition("=")[0] in ("model", "model.name")]
@@ -269,17 +272,23 @@ def attention_keys(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return {name: _value(word) for name, word in asked.items()}, others
 
 
-def source_keys(asked: argparse.Namespace, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def source_keys(
+    asked: argparse.Namespace, words: Sequence[str], is_key: Callable[[str], bool]
+) -> tuple[dict[str, str], list[str]]:
     """What is asked for about the sources of an answer, as it was typed, and the other words; nothing for a plain `explain`.
 
-    Without a prompt, the first word that sets a key of ours is not the text.
+    Without a prompt, the first word sets a key, and is not the text.
+
+    Args:
+        is_key: Whether a word is a key of the config.
 
     Raises:
         InputError: If a key is set twice, or none of them asks for sources or an answer.
     """
-    if (asked.text or "").partition("=")[0] in SOURCES and not asked.is_literal and not _is_file(asked.text):
-        words, asked.text = [asked.text, *words], None
-    typed, others = _own_keys(words, SOURCES)
+    key, sets, _ = (asked.text or "").partition("=")
+    names_key = bool(sets) and (key in SOURCES or is_key(key.lstrip("+~")))
+    without_prompt = names_key and not asked.is_literal and not _is_file(asked.text)
+    typed, others = _own_keys([asked.text, *words] if without_prompt else words, SOURCES)
     keys = {name: word.partition("=")[2] for name, word in typed.items()}
     for name in SOURCES:
         option = getattr(asked, name)
@@ -288,8 +297,12 @@ def source_keys(asked: argparse.Namespace, words: Sequence[str]) -> tuple[dict[s
         if name in keys:
             raise InputError(f"--{name} and {name}= are both set; expected one of them")
         keys[name] = option
+    if without_prompt and keys:
+        asked.text = None
+    elif without_prompt:  # a plain `explain` without a text
+        others = list(words)
     if keys and not {"sources", "answer", "against"} & {*keys}:
-        raise InputError(f"{next(iter(keys))}: belongs to the sources of an answer; set sources or answer as well")
+        raise InputError(f"{next(iter(keys))}: applies only to the sources of an answer; set sources or answer as well")
     return keys, others
 
 

@@ -40,9 +40,9 @@ PART_OF_ROLE = {
 PARTS = "the parts of type "
 IMAGES = f"{PARTS}{IMAGE}"
 REWRITTEN = "messages that the chat template changes (dataset.chat_template)"
-UNREAD = "messages with {parts}, of which only texts and images are read (dataset.chat_template)"
+UNREAD = "messages with {parts}, but only text and images are read (dataset.chat_template)"
 LEFT_OUT = "read without {part} of messages: only roles and texts are read (dataset.chat_template)"
-TOO_LONG = "longer, with its images, than {longest} tokens (dataset.max_length)"
+TOO_LONG = "longer than {longest} tokens, images included (dataset.max_length)"
 REJECTED = "messages that the chat template rejects: {reason} (dataset.chat_template)"
 
 

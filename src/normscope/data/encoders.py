@@ -304,7 +304,7 @@ class Transcripts(OwnInputs):
         if most is not None and len(ids) - first > most:
             raise InputError(
                 f"dataset.path: row {example.row}: the transcript of {example.text} has {len(ids) - first} tokens, expected at "
-                f"most {most}; cut the recording into parts"
+                f"most {most}; split the recording"
             )
         heard = self.read(example, counts)
         return dataclasses.replace(

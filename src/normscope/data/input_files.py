@@ -128,7 +128,7 @@ def recording(row: object, where: str, folder: Path = Path()) -> Example:
         raise InputError(f"{where}: expected {FORMAT}, got {printable(repr(row), 60)}")
     text = row.get("text")
     if text is not None and (not isinstance(text, str) or not text.strip()):
-        raise InputError(f"{where}: text: expected what is said, got {printable(repr(text), 60)}")
+        raise InputError(f"{where}: text: expected a transcript, got {printable(repr(text), 60)}")
     given = folder / Path(audio).expanduser() if isinstance(audio, str | Path) else audio
     name = given.name if isinstance(given, Path) else "audio"
     times = None if row.get("times") is None else _times(row["times"], f"{where}: times")
@@ -137,7 +137,7 @@ def recording(row: object, where: str, folder: Path = Path()) -> Example:
     spans = spaced_words(text or "")
     if len(spans) != len(times):
         raise InputError(
-            f"{where}: times: expected a start and an end for each word of the text between spaces, {len(spans)}, got "
+            f"{where}: times: expected [start, end] for each of the {len(spans)} words between spaces in the text, got "
             f"{len(times)}"
         )
     return Example(name, text, given=given, annotation=Annotation(tuple(spans), times=times))

@@ -176,7 +176,7 @@ def _check_inputs(options: DatasetOptions) -> None:
     }
     for key, given in of_texts.items():
         if given:
-            raise InputError(f"dataset.{key} is for texts, but dataset={options.kind} has {options.kind}; leave it out")
+            raise InputError(f"dataset.{key} applies only to texts, not to dataset={options.kind}; leave it out")
 
 
 def _check_conversations(options: DatasetOptions) -> None:

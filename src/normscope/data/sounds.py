@@ -121,7 +121,7 @@ def _resampled(samples: np.ndarray, own: int, rate: int) -> np.ndarray:
         import soxr
     except ImportError as error:
         raise InputError(
-            f"a rate of {own:,} Hz, where the model reads {rate:,} Hz, needs soxr; run `pip install soxr`"
+            f"resampling from {own:,} Hz to the model's {rate:,} Hz needs soxr; run `pip install soxr`"
         ) from error
     made: np.ndarray = soxr.resample(samples, own, rate)
     return made

@@ -167,6 +167,8 @@ def find_files(path: str, key: str) -> list[Path]:
             f"{location.parent}/**/*{files[0].suffix}",
         )
         return files
+    if not location.exists():
+        raise InputError(f"{key}={path}: no such file")
     return [location]
 
 

@@ -71,9 +71,7 @@ def _session(options: RunOptions) -> Session:
     ]
     models = [load(options.model, options.device), *(_loaded_beside(each, options) for each in others)]
     if len(models) > 1 and any(model.reader is not None for model in models):
-        raise InputError(
-            "live.models: expected none beside a model of images, which has a page of its own; leave it out"
-        )
+        raise InputError("live.models: expected none with a model of images, which has a page of its own; leave it out")
     for model in models:
         _ = model.verification  # made here, so that a model that cannot be observed exactly is refused
         with contextlib.suppress(InputError):  # the page says so where a prediction is attributed

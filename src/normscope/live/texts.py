@@ -23,6 +23,7 @@ from normscope.models.load.text_batches import (
 )
 from normscope.rounding import counted
 from normscope.untrusted.images import is_image
+from normscope.untrusted.sounds import is_sound
 
 SEPARATOR = " ||| "
 """Between the two texts of a pair."""
@@ -77,7 +78,7 @@ def messages_of(text: str) -> list[TypedMessage]:
 
 
 def require_kind(model: LoadedModel, text: str, question: str = "") -> None:
-    """Check that the file of an image is for a model of images, and a question about it for one that reads both.
+    """Check that the file of an image or a sound is for a model of such, and a question about it for one that reads both.
 
     Raises:
         InputError: If the model reads texts, or there is a question too many or too few.
@@ -91,6 +92,8 @@ def require_kind(model: LoadedModel, text: str, question: str = "") -> None:
         )
     if model.reader is None and model.image_texts is None and of_image:
         raise InputError(f"{text}: {model.name} reads texts, not images; set model.name to a model of images")
+    if model.reader is None and is_sound(text):
+        raise InputError(f"{text}: {model.name} reads texts, not sounds; set model.name to a model of audio")
 
 
 def as_given(model: LoadedModel, text: str, *, chat: bool = False) -> Any:

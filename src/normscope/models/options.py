@@ -61,7 +61,7 @@ class ModelOptions(Options):
     """Which attention of an encoder–decoder to analyse; by default, the encoder's."""
     tower: Tower | None = None
     """Which part of a model with an image and a text tower, such as CLIP, to analyse; by default, the image tower if the model
-    comes with a processor of images."""
+    comes with an image processor."""
     tokenizer: PathText | None = None
     """Hub name or local folder of another tokenizer."""
     factory: Annotated[str | None, RUNS_CODE] = None

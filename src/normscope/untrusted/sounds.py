@@ -1,5 +1,6 @@
 """Audio files: by their names, and what is in them."""
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,11 @@ def names_sound(path: str | Path) -> bool:
     return Path(path).suffix.lower() in (formats | _OTHERS) - {_BARE}
 
 
+def is_sound(path: str | Path) -> bool:
+    """Whether a path is an audio file by its name; none is without soundfile, which knows the names and has to read it."""
+    return importlib.util.find_spec("soundfile") is not None and names_sound(path) and Path(path).is_file()
+
+
 def read_sound(path: Path) -> tuple[Float[np.ndarray, "sample channel"], int]:
     """The samples of an audio file, from −1 to 1, and their rate in hertz.
 
@@ -31,14 +37,14 @@ def read_sound(path: Path) -> tuple[Float[np.ndarray, "sample channel"], int]:
         InputError: If there is no such file, or it cannot be read as audio.
     """
     if not path.is_file():
-        raise InputError(f"{path}: expected an audio file; there is none")
+        raise InputError(f"{path}: expected an audio file; there is no such file")
     soundfile = _soundfile()
     try:
         samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
     except (OSError, ValueError, RuntimeError) as error:  # soundfile's own errors are of the last type
+        reason = one_line(error).rstrip(".")
         raise InputError(
-            f"{path}: cannot read this as audio (.wav, .flac, .ogg, .mp3, …): {one_line(error)}; extract the sound of a video "
-            "first"
+            f"{path}: cannot read this as audio (.wav, .flac, .ogg, .mp3, …): {reason}; extract the audio of a video first"
         ) from error
     return samples, int(rate)
 

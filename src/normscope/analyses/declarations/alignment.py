@@ -61,8 +61,8 @@ class AlignmentOptions(AnalysisConfig):
     )
     """Alignments of other aligners: NAME: FILE, or NAME: {path: FILE, base: 0, direction: source-target}."""
     sentences: list[int] = dataclasses.field(default_factory=list)
-    """Rows of the corpus, from 1, whose maps are drawn; by default, the first three. Of sounds, one is drawn, by default the
-    first."""
+    """Rows of the corpus, from 1, whose maps are drawn; by default, the first three. Of recordings, one is drawn, by
+    default the first."""
     setting: Setting | None = None
     """Whether maps are drawn of alignment with output (`awo`) or with input (`awi`); by default, the one in which vectors align
     better in their best layer."""
@@ -74,7 +74,7 @@ class AlignmentOptions(AnalysisConfig):
     seed: Seed = II("seed")
     """Seed of this noise."""
     tolerance: Annotated[float, Field(ge=0)] = 0.1
-    """In sounds, the seconds by which the frame of largest value may lie outside its word."""
+    """For recordings: by how many seconds the frame with the largest value may lie outside its word."""
 
     def validate(self, run: RunSettings) -> None:
         """Check that the run has cross-attention to align by and links to compare with.
@@ -106,7 +106,7 @@ class AlignmentOptions(AnalysisConfig):
         for key, value in of_links.items():
             if value:
                 raise InputError(
-                    f"analysis.alignment.{key} is for translations, but dataset=audio has sounds; leave it out"
+                    f"analysis.alignment.{key} applies only to translations, not to dataset=audio; leave it out"
                 )
 
 
@@ -240,9 +240,9 @@ DECLARED = Declared(
             rows=(LAYER, HEAD, METHOD, SETTING),
             per="layer, head, method and setting, for sounds",
             values={
-                "rank": Column("Rank of the head by `right`, from 1; equal ones share the first.", kind="whole"),
+                "rank": Column("Rank of the head by `right`, from 1; ties share the smallest rank.", kind="whole"),
                 "right": Column(
-                    "Share of words whose frame of largest value lies inside the word, give or take the tolerance.",
+                    "Share of words with the frame of largest value inside the word, give or take the tolerance.",
                     label="words found (%)",
                 ),
                 "words": Column("Number of words.", kind="whole"),
@@ -259,11 +259,11 @@ DECLARED = Declared(
                 "start": Column("When the word starts.", unit="second"),
                 "end": Column("When the word ends.", unit="second"),
                 "layer": Column("Layer of the head that finds most words, from 1.", kind="whole"),
-                "head": Column("This head, from 1.", kind="whole"),
+                "head": Column("That head, counted from 1.", kind="whole"),
                 "seconds": Column(
-                    "The middle of the frame of largest value in this head; missing without one.", unit="second"
+                    "The middle of the frame with the head's largest value; missing without one.", unit="second"
                 ),
-                "right": Column("Whether it lies inside the word, give or take the tolerance.", kind="truth"),
+                "right": Column("Whether `seconds` lies inside the word, give or take the tolerance.", kind="truth"),
             },
         ),
     },

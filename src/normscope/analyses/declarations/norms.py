@@ -168,12 +168,12 @@ DECLARED = Declared(
             rows=(
                 Axis(
                     "place",
-                    "`before`: what leaves the last layer; `after`: what the model returns, after its last norm if it has one.",
+                    "`before`: the output of the last layer; `after`: the model's output, after its last norm if it has one.",
                     titles={"before": "before the last norm", "after": "after the last norm"},
                 ),
                 Axis("category", "Category of the token; `all` stands for every token."),
             ),
-            per="place and category, of images",
+            per="place and category, for images",
             values={
                 "mean": in_stream("Mean norm of the vectors over all tokens."),
                 "max": in_stream("Largest norm of a token."),
@@ -244,13 +244,13 @@ DECLARED = Declared(
         *_variation("x", "‖x‖", "input_dispersion", ("layer",)),
         Rollup(
             "returned/<place>/<category>",
-            "Of images: mean norm of the vectors before and after the last norm.",
+            "For images: mean norm of the vectors before and after the last norm.",
             of="returned.mean",
             label="mean norm",
         ),
         Rollup(
             "high/<place>/<category>",
-            "Of images: share of the tokens whose norm is more than twice the median of their image.",
+            "For images: share of the tokens whose norm is more than twice the median of their image.",
             of="returned.high",
             label="share of high-norm tokens",
         ),

@@ -64,8 +64,8 @@ class SinksOptions(AnalysisConfig):
         """
         if run.dataset.kind in ("images", "audio") and self.length != SinksOptions.length:
             raise InputError(
-                f"analysis.sinks.length={self.length}: expected none with dataset={run.dataset.kind}, which is measured whole; "
-                "leave it out"
+                f"analysis.sinks.length={self.length}: expected none with dataset={run.dataset.kind}, whose inputs are "
+                "measured whole; leave it out"
             )
         longest = run.dataset.max_length
         if longest is not None and longest < self.length:

@@ -59,8 +59,8 @@ class ImageTextModel(Around):
         tower = text_tower(base)
         if tower is base or base.config.is_encoder_decoder:
             raise InputError(
-                f"model: expected a vision–language model whose language layers are a model by themselves, got "
-                f"{type(model).__name__}; pass its tokenizer alone to read texts"
+                f"model: expected a vision–language model whose language model is a module of its own, got "
+                f"{type(model).__name__}; pass only its tokenizer to read texts"
             )
         tower.config.name_or_path = str(model.config.name_or_path or type(model).__name__)
         super().__init__(tower.config, model)
@@ -145,7 +145,7 @@ class ImageTextReader:
         if not reader.tokens or not torch.equal(reader._is_image(ids), changes):
             raise InputError(
                 f"model: expected some tokens of {type(model.model).__name__} to stand for an image, their vectors made of its "
-                f"pixels, got {len(reader.tokens)} kinds of tokens that change with it; pass the tokenizer alone to read texts"
+                f"pixels, got {len(reader.tokens)} kinds of tokens that depend on it; pass only the tokenizer to read texts"
             )
         return reader
 

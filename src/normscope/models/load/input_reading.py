@@ -103,7 +103,7 @@ def prepared(processor: Any, given: object, model: PreTrainedModel) -> dict[str,
     if mask is not None and not bool(mask.bool().all()):
         raise InputError(
             f"processor: expected an input without padding, got {int((mask == 0).sum()):,} of {mask.numel():,} masked; make "
-            "it pad nothing (padding=False)"
+            "it turn padding off (padding=False)"
         )
     if not any(each.is_floating_point() for each in arguments.values()):
         raise InputError(

@@ -273,7 +273,7 @@ def _check_prompt(tokenizer: PreTrainedTokenizerBase, model: SpeechModel, name: 
     languages = getattr(model.generation_config, "lang_to_id", None) or {}
     if languages and not {*languages.values()} & {*encoded(tokenizer, "a")["input_ids"]}:
         raise InputError(
-            f"model.target_language: expected the language of the transcripts for {name}, which knows {len(languages)}, got "
+            f"model.target_language: expected the language of the transcripts ({name} knows {len(languages)} languages), got "
             "none; set it (in Python, wrap a processor after tokenizer.set_prefix_tokens(language=…, task=…))"
         )
 

@@ -122,7 +122,7 @@ def _page_of_texts(result: Result) -> str:
         Section("provenance", "Provenance", content=facts),
     ]
     text, model = str(result.config.get("text", "")), without_folders(result.facts["model"])
-    about = f"What “{cut(str(result.config['answer']).strip(), _TITLE)}” comes from" if shows_sources(result) else ""
+    about = f"Sources of “{cut(str(result.config['answer']).strip(), _TITLE)}”" if shows_sources(result) else ""
     about = about or (_title_of_row(maps[0], result.facts) if read else "")
     return render(
         about or f"{cut(text, _TITLE)} in {model}",

@@ -31,8 +31,8 @@ def sources_section() -> Section:
     how = (
         "Click a sentence of the answer: its sources light up, orange where they raise its log-probability, purple where they "
         "lower it. Parts add up, with the rows below them, to the log-probability of the untouched model, in nats. “Fall "
-        "without it” is by how much that falls if attention no longer sees the source. Bars of parts have one scale, and those "
-        "of falls another. Click a passage to read all of it."
+        "without it” is how far that falls if attention no longer sees the source. The bars of parts share one scale, and "
+        "those of falls another. Click a passage to read all of it."
     )
     return Section("answer", "The answer and its sources", note=how, content=Markup('<div id="sources-root"></div>'))
 
