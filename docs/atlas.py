@@ -105,7 +105,9 @@ def sample() -> list[str]:
 def row_of(name: str, model: str, source: str, texts: Sequence[Any]) -> Row:
     """Measure a model."""
     loaded = normscope.load(model)
-    options = {"sinks": {"length": TOKENS}} if loaded.reader is None else {}  # images and sounds are read whole
+    options: dict[str, Any] = (
+        {"sinks": {"length": TOKENS}} if loaded.reader is None else {}
+    )  # images and sounds are read whole
     found = normscope.run(["mixing", "sinks", "outliers"], texts=texts, model=loaded, **options)
     package, _, about = re.sub(r"\s+", " ", source).partition(" from PyPI: ")
     heads = found.tables["sinks_by_head"]["head"].max()

