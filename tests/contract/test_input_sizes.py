@@ -230,6 +230,7 @@ def vectors_of(tokens: int, size: int) -> np.ndarray:
     return np.random.default_rng(tokens).normal(size=(tokens, size))
 
 
+@pytest.mark.slow
 def test_time_steps_are_tokens():
     model, _ = made(series)
     size = model.config.feature_size
@@ -250,7 +251,8 @@ def test_time_steps_are_tokens():
         normscope.decompose(wrapped, vectors_of(17, size))
 
 
-@pytest.mark.parametrize("family", [pytest.param("bert", marks=pytest.mark.slow), "llama"])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["bert", "llama"])
 def test_vectors_given_to_a_model_of_texts_are_what_its_tokens_would_be(family):
     whole = tiny_model(FAMILY_CONFIGS[family], torch.float64)
     ids = [5, 9, 7, 30, 8]

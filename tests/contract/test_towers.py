@@ -13,6 +13,7 @@ import normscope
 from normscope.data.encoding import Encoder
 from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError
+from normscope.models.options import Tower
 from normscope.results.figures import PatchMaps
 from tests.contract.test_images import PATCHES, pixels, processor
 from tests.contract.test_vectors import IMAGES, SMALL, made
@@ -76,7 +77,7 @@ def features(model, image, text, tokenizer):
     return [each.pooler_output[0] for each in (of_image, of_text)]
 
 
-@pytest.mark.parametrize("name", ["clip", "siglip", pytest.param("dual", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["clip", *(pytest.param(name, marks=pytest.mark.slow) for name in ("siglip", "dual"))])
 def test_pairs_add_up_to_the_cosine_of_the_untouched_model(wrapped, whole, tokenizer, name):
     result = normscope.similarity(wrapped(name), pixels(), TEXT)
     value = float(torch.cosine_similarity(*features(whole(name), pixels(), TEXT, tokenizer), dim=0))
@@ -259,9 +260,9 @@ def test_the_tower_is_a_choice(whole, both, tokenizer):
         normscope.wrap(model.vision_model, both.image_processor, tower="text")
 
 
-def test_the_other_tower_is_named_where_the_inputs_are_of_the_other_kind(whole, both):
+def test_the_other_tower_is_named_where_the_inputs_are_of_the_other_kind(wrapped):
     for tower, given, other in (("image", DatasetKind.text, "text"), ("text", DatasetKind.images, "image")):
-        loaded = normscope.wrap(whole("clip"), both, tower=tower)
+        loaded = wrapped("clip").of_tower(Tower(tower))
         with pytest.raises(InputError, match=f"and dataset.path, or model.tower={other}$"):
             Encoder(loaded, DatasetOptions(kind=given, path="x", seed=0))
 

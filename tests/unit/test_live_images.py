@@ -61,6 +61,7 @@ def test_an_image_is_shown_as_explain_shows_it(client, kind):
     assert "image-maps" in answer.text
 
 
+@pytest.mark.slow
 def test_what_patches_add_to_a_class_or_to_the_similarity_with_a_text(tokenizer):
     import transformers
 
