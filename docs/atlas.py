@@ -120,7 +120,7 @@ def row_of(name: str, model: str, source: str, texts: Sequence[Any]) -> Row:
 def numbers(metrics: Mapping[str, float]) -> list[str]:
     """Mixing, the largest sink, outliers and massive activations, from the metrics of a run."""
     ratios = [metrics.get(f"mixing/{name}/mean") for name in ("attn_w", "attn_n", "attnres_n", "attnresln_n")]
-    sink = ""
+    sink = "none"
     begins = [f"sinks/text/{bos}" for bos in ("with_bos", "without_bos")]
     begin = next((each for each in begins if any(name.startswith(f"{each}/sink_rate/") for name in metrics)), None)
     if begin is not None:
@@ -129,7 +129,7 @@ def numbers(metrics: Mapping[str, float]) -> list[str]:
         }
         position = max(rates, key=rates.__getitem__)
         shares = [rates[position], *(metrics[f"{begin}/{name}/{position}"] for name in ("mass", "contribution"))]
-        sink = f"{position}: {', '.join(map(brief_share, shares))}"
+        sink = f"{position}: {', '.join(map(brief_share, shares))}" if rates[position] else sink
     outliers = "0"
     if metrics["outliers/count"]:
         outliers = f"{metrics['outliers/count']:.0f}, {brief_share(metrics['outliers/share_of_length'])}"

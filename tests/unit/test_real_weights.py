@@ -176,3 +176,4 @@ def test_what_the_atlas_says_of_a_run():
     expected = ["95%", "88%", "14%", "", "first: 60%, 42%, 22%", "2, 83%", "24,900, 15,200 × median"]
     assert atlas.numbers(metrics) == expected
     assert atlas.numbers(metrics | {"outliers/count": 0.0, "sinks/massive/count": 0.0})[-2:] == ["0", "none"]
+    assert atlas.numbers(metrics | {f"{start}/sink_rate/{name}": 0.0 for name in ("first", "sep")})[4] == "none"
