@@ -3,7 +3,7 @@
 from normscope.results.axes import HEAD, LAYER
 from normscope.results.declare import Axis, Column, Table
 
-_COSTS = {
+_COSTS: dict[str, Column | str] = {
     "change": "‖x̂ − x‖ ÷ ‖x‖ of the last hidden vectors, a mean over tokens, then texts.",
     "change_low": "Lower end of its 95% interval over texts.",
     "change_high": "Upper end of its 95% interval over texts.",
