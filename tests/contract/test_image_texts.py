@@ -358,11 +358,11 @@ BAD = {
     ),
     "no text": (
         lambda _folder: picture(),
-        r"reads an image with a text: expected \(image, text\), got the image alone",
+        r"reads an image with a text: expected \(image, text\), got only the image",
     ),
     "no image": (
         lambda _folder: "See <image> there.",
-        "the text has <image>, which stands for an image, but no image",
+        "the text has <image>, which stands for an image, but there is no image",
     ),
     "one too many": (
         lambda _folder: (picture(), "See <image> there."),
@@ -450,7 +450,7 @@ def test_without_what_its_processor_needs_a_folder_reads_texts(tokenizer, tmp_pa
     monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", missing)
     loaded = normscope.load(tmp_path, device="cpu")
     assert loaded.image_texts is None
-    assert "reads texts alone, because its processor cannot be loaded: it needs torchvision" in caplog.text
+    assert "reads only texts, because its processor cannot be loaded: it needs torchvision" in caplog.text
 
 
 @pytest.mark.slow

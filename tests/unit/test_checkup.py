@@ -332,7 +332,7 @@ def test_a_skip_list_that_helps_is_to_be_used_and_one_that_does_not_is_not():
         "In int8, one scale per tensor, the loss on other texts goes from 4.17 to 4.94; with 4 linear layers and dimensions "
         "247 and 507 left as they are, to 4.30 (random ones of the same number: 4.93 to 4.95)."
     )
-    assert line.do == 'Put "skip" of checkup.json into the list of what your quantiser skips.'
+    assert line.do == 'Add "skip" of checkup.json to the modules that your quantiser skips.'
     line = findings._skipped(rounding(LOSSES | {"without_skipped": 4.92}), ["a"] * 4, [247, 507])
     assert line.do == "Use one scale per token instead (4.36)."
 
@@ -341,7 +341,7 @@ def test_formats_that_cost_nothing_detectable_can_be_used():
     per_token, bfloat16 = findings._formats(rounding(LOSSES))
     assert per_token.found.endswith("change by 20%, and the loss by +0.190 (+0.0900 to +0.290).")
     assert per_token.do == "Weigh that against what it saves."
-    assert bfloat16.found.endswith("and the loss by no detectable difference.")
+    assert bfloat16.found.endswith("and there is no detectable difference in loss.")
     assert bfloat16.do == "It can be used as it is."
 
 

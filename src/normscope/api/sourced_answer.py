@@ -218,7 +218,7 @@ def _findings(of: SourcedAnswer) -> Iterator[str]:
     if of.rank_correlation is not None:
         yield (
             f"Over the {len(of.removed)} sources that were removed, the rank correlation of their parts with what removing "
-            f"them does is {number(of.rank_correlation, signed=True, digits=2)}: so far can parts be trusted on this prompt."
+            f"them does is {number(of.rank_correlation, signed=True, digits=2)}; the closer to 1, the better."
         )
 
 
@@ -244,7 +244,7 @@ def _notes(of: SourcedAnswer) -> Iterator[str]:
     for _, row in _instructions(of).iterrows():
         if row["share"] >= _LARGE_INSTRUCTION:
             yield (
-                f"Warning: {row['source']} holds what reads as an instruction, “{printable(row['text'], 2 * _SHOWN)}”, and "
+                f"Warning: {row['source']} contains what reads as an instruction, “{printable(row['text'], 2 * _SHOWN)}”, and "
                 f"this adds {number(row['value'], signed=True)}, {percentage(row['share'])} of what sources that raise the "
                 "answer add. Check that the answer should follow it."
             )
@@ -256,8 +256,8 @@ def _notes(of: SourcedAnswer) -> Iterator[str]:
     if of.not_removed:
         yield f"No source was removed: {of.not_removed}."
     yield (
-        "Method: log-probability with everything held fixed that is not linear, which agreed with removal as well as the best "
-        "methods measured on generated prompts. This took the operations of about "
+        "Method: log-probability with everything nonlinear held fixed, which agreed with removal as well as the best "
+        "methods measured on generated prompts. The cost was about that of "
         f"{counted(of.passes, 'forward pass', 'forward passes')} over {counted(of.tokens, 'token')}."
     )
 

@@ -182,7 +182,7 @@ def _skipped(table: pd.DataFrame, modules: Sequence[str], dimensions: Sequence[i
             f"{between_numbers(low, high)})"
         )
         if kept < min(random) and whole - kept >= _WORTH * (whole - sum(before)):
-            do = 'Put "skip" of checkup.json into the list of what your quantiser skips.'
+            do = 'Add "skip" of checkup.json to the modules that your quantiser skips.'
     return Line(f"{found}.", do, "rounding")
 
 
@@ -241,10 +241,12 @@ def _alike(table: pd.DataFrame) -> Line:
     if not named:
         have_twins = table["twin"].notna().any()
         most = f": at most, they correlate at {number(table['correlation'].max())}" if have_twins else ""
-        return Line(f"No two heads of a layer add the same to tokens{most}.", "None stands for another.", "heads")
+        return Line(
+            f"No two heads of a layer add the same vectors to tokens{most}.", "No head can replace another.", "heads"
+        )
     these = f"(correlation {number(ALIKE)} or more): {_first(named, 'more pairs')}"
     do = "Candidates to merge: remove one of each pair, double the other, and check the loss."
-    return Line(f"These heads add nearly the same to tokens {these}.", do, "heads")
+    return Line(f"These heads add nearly the same vectors to tokens {these}.", do, "heads")
 
 
 def _against(table: pd.DataFrame, name: str) -> Line:
@@ -252,7 +254,7 @@ def _against(table: pd.DataFrame, name: str) -> Line:
     what = "weights" if by_weights else "hidden vectors"
     values = table.set_index("layer")["weights" if by_weights else "vectors"]
     if values.max() == 0:
-        return Line(f"No weight differs from {name}'s.", "One model will do.", "against")
+        return Line(f"No weight differs from {name}'s.", "Keep only one of the two models.", "against")
     where, do = "everywhere alike", "Store all layers: none can be taken from the other model."
     if values.max() > TWICE * values.min():
         most = values[values > (values.max() + values.min()) / 2].index.tolist()

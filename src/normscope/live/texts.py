@@ -85,7 +85,7 @@ def require_kind(model: LoadedModel, text: str, question: str = "") -> None:
     """
     of_image = is_image(text)
     if question and model.image_texts is None and model.reader is not None:
-        raise InputError(f"explain: {model.name} reads images alone; leave out {question!r}")
+        raise InputError(f"explain: {model.name} reads only images; leave out {question!r}")
     if of_image and model.image_texts is not None and not question:
         raise InputError(
             f'explain: {model.name} reads images with a text: normscope explain {text} "What is this?" model=…'

@@ -142,7 +142,7 @@ def example_of(model: LoadedModel, text: object) -> Example:
         return Example(messages[0].content, messages=messages)
     text = plain_ids(text)
     if model.image_texts is not None and not isinstance(text, str) and is_image(text):
-        raise InputError(f"{model.name} reads an image with a text: expected (image, text), got the image alone")
+        raise InputError(f"{model.name} reads an image with a text: expected (image, text), got only the image")
     if is_ids(text):
         if not isinstance(model.tokenizer, TokenNames):
             raise InputError(
@@ -246,7 +246,9 @@ def _check_images(model: LoadedModel, sequences: Sequence[TokenSequence]) -> Non
         alone = sorted(tokens.intersection(sequence.input_ids.tolist()))
         if alone and sequence.own is None:
             token = model.tokenizer.convert_ids_to_tokens(alone)[0]
-            raise InputError(f"the text has {token}, which stands for an image, but no image; pass (image, text)")
+            raise InputError(
+                f"the text has {token}, which stands for an image, but there is no image; pass (image, text)"
+            )
 
 
 def is_messages(text: object) -> TypeGuard[list[dict[str, str]]]:

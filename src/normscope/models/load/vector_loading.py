@@ -290,7 +290,7 @@ def read_text_processor(config: PretrainedConfig, folder: Path, name: str) -> An
         processor = AutoProcessor.from_pretrained(folder)
         assert isinstance(processor.tokenizer, PreTrainedTokenizerBase)
     except Exception as error:  # missing files and missing optional packages raise many types
-        log.warning("%s reads texts alone, because its processor cannot be loaded: %s", name, one_line(error))
+        log.warning("%s reads only texts, because its processor cannot be loaded: %s", name, one_line(error))
         return None
     return processor
 

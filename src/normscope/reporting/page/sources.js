@@ -15,7 +15,7 @@ class SourcesView {
     this.flow = make("figure", { className: "source-flow" });
     this.answer = make("div", { className: "source-answer", role: "group", "aria-label": "Sentences of the answer" }, ...this.sentences());
     const order = make("select", { name: "order", onchange: () => { this.byPart = order.value === "part"; this.draw(); } },
-      new Option("what adds most", "part"), new Option("as in the prompt", "prompt"));
+      new Option("largest part first", "part"), new Option("as in the prompt", "prompt"));
     root.replaceChildren(...this.warnings(), make("h3", {}, "Answer"), this.answer,
       make("div", { className: "controls" }, make("label", { className: "field" }, make("span", {}, "order"), order), make("button", { type: "button", onclick: () => this.save() }, "Save as CSV")), this.list, this.others, this.flow);
     onColourScheme(() => this.draw());
@@ -85,7 +85,7 @@ class SourcesView {
   drawOthers(colours) {
     const values = this.of(this.data.others);
     const all = this.of(this.data.sentences.map(({ log_probability }) => [log_probability]))[0];
-    const rows = [...this.data.names.map((name, at) => [name, values[at]]), ["log-probability, the sum of all", all]];
+    const rows = [...this.data.names.map((name, at) => [name, values[at]]), ["log-probability (sum of all parts)", all]];
     const largest = Math.max(...rows.map(([, value]) => Math.abs(value))) || 1;
     this.others.replaceChildren(...rows.map(([name, value]) => barOf(name, value, largest, colours)));
   }
