@@ -182,7 +182,7 @@ def test_an_instruction_in_a_source_is_warned_of(model):
     raised = found.table["part"].clip(lower=0).sum()
     assert row.value == pytest.approx(told, abs=1e-12)
     assert row.share == pytest.approx(told / raised if raised else 0, abs=1e-12)
-    assert any(note.startswith("Warning: told holds") for note in found.notes) == (row.share >= 0.2)
+    assert any(note.startswith("Warning: told contains") for note in found.notes) == (row.share >= 0.2)
 
 
 @pytest.mark.parametrize(

@@ -201,8 +201,10 @@ def _formats(table: pd.DataFrame) -> list[Line]:
         if not math.isnan(row["loss"]):
             change, low, high = (number(row[name], signed=True) for name in ("loss_change", "loss_low", "loss_high"))
             detectable = not row["loss_low"] <= 0 <= row["loss_high"]
-            changes += ", and the loss by " + (
-                f"{change} ({low} to {high})" if detectable else "no detectable difference"
+            changes += (
+                f", and the loss by {change} ({low} to {high})"
+                if detectable
+                else ", and there is no detectable difference in loss"
             )
             worse = detectable and row["loss_change"] > 0
             do = "Weigh that against what it saves." if worse else "It can be used as it is."
