@@ -318,11 +318,13 @@ def test_files_are_mixed_and_resampled_and_say_so(hearing, tmp_path):
     assert "1 example mixed to mono, the mean of 2 channels" in result.notes
     (tmp_path / "broken.wav").write_bytes(b"RIFF0000WAVE")
     soundfile.write(tmp_path / "empty.wav", np.zeros(0), RATE)
+    (tmp_path / "cut.wav").write_bytes(b"")
     (tmp_path / "film.mp4").write_bytes(b"\0\0\0\x18ftypmp42")
     for name, line in (
         ("broken.wav", "cannot read this as audio"),
         ("empty.wav", "expected a sound, got no samples"),
-        ("film.mp4", "[^.]; extract the audio of a video"),
+        ("cut.wav", "cannot read this as audio .*: the file is empty$"),
+        ("film.mp4", "[^.]; extract the audio of the video"),
     ):
         with pytest.raises(InputError, match=line):
             normscope.decompose(hearing, tmp_path / name)

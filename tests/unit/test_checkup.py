@@ -329,7 +329,7 @@ LOSSES = {
 def test_a_skip_list_that_helps_is_to_be_used_and_one_that_does_not_is_not():
     line = findings._skipped(rounding(LOSSES), ["a"] * 4, [247, 507])
     assert line.found == (
-        "In int8, one scale per tensor, the loss on other texts goes from 4.17 to 4.94; with 4 linear layers and dimensions "
+        "In int8, one scale per tensor, the loss on held-out data goes from 4.17 to 4.94; with 4 linear layers and dimensions "
         "247 and 507 left as they are, to 4.30 (random ones of the same number: 4.93 to 4.95)."
     )
     assert line.do == 'Add "skip" of checkup.json to the modules that your quantiser skips.'
@@ -391,7 +391,7 @@ def test_sinks_by_weight_and_by_contribution():
         "contribute."
     )
     assert line.do.startswith("Keep it in the cache when you cut the beginning of a text, and read maps")
-    assert findings._sinks(metrics(), causal=False).do.startswith("Keep it in every text, and")
+    assert findings._sinks(metrics(), causal=False).do.startswith("Keep it in every input, and")
     rare = findings._sinks(metrics(**{"sinks/text/with_bos/sink_rate/first": 0.04}), causal=True)
     assert rare.found == "No token is a sink in many heads: punctuation tokens most often, in 5.0% of them."
     assert findings._sinks({}, causal=True) is None

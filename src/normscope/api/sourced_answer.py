@@ -211,7 +211,8 @@ def _findings(of: SourcedAnswer) -> Iterator[str]:
     """What adds most, whether removal confirms it, and how far parts and removals agree."""
     first = of.order[0]
     name, value = of.sources[first].name, float(of.of_sources[first])
-    than = f" rather than “{printable(of.against.strip(), _SHOWN)}”" if of.against else ""
+    against = printable(of.against.strip(), _SHOWN)
+    than = f" rather than {f'“{against}”' if against else 'white space'}" if of.against else ""
     answer = printable("".join(of.sentences).strip(), _SHOWN)
     adds = f"it adds {number(value, signed=True)} to the log-probability"
     yield f"“{answer}”{than} comes most from {name}: {adds}.{_confirmed(of)}"

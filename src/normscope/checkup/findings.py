@@ -106,13 +106,13 @@ def _sinks(metrics: Mapping[str, float], *, causal: bool) -> Line | None:
     start = f"{begin}/sink_rate/"
     rates = {name.removeprefix(start): rate for name, rate in metrics.items() if name.startswith(start)}
     position, rate = max(rates.items(), key=lambda item: item[1])
-    tokens, are, keep = f"{position} tokens", "are sinks", "Keep them in every text"
+    tokens, are, keep = f"{position} tokens", "are sinks", "Keep them in every input"
     if position == "first":
-        tokens, are, keep = "the first token", "is a sink", "Keep it in every text"
+        tokens, are, keep = "the first token", "is a sink", "Keep it in every input"
         keep = "Keep it in the cache when you cut the beginning of a text" if causal else keep
     if rate < SINK:
         rare = f"No token is a sink in many heads: {tokens} most often, in {brief_share(rate)} of them."
-        return Line(rare, "Texts can be cut anywhere.", figure)
+        return Line(rare, "Inputs can be cut anywhere.", figure)
     mass, contribution = (metrics[f"{begin}/{name}/{position}"] for name in ("mass", "contribution"))
     short, weight, norm = compared(brief_share, rate, mass, contribution)
     read = ", and read maps of attention by contribution rather than by weight" if contribution < mass else ""
@@ -162,11 +162,11 @@ def _linear_inputs(table: pd.DataFrame) -> Line:
 
 def _skipped(table: pd.DataFrame, modules: Sequence[str], dimensions: Sequence[int]) -> Line:
     """What int8 with one scale per tensor costs, with and without the skip list; whether that helps more than random ones."""
-    column, of, to = "change", "the last hidden vectors of other texts change by {}", "by"
+    column, of, to = "change", "the last hidden vectors of held-out data change by {}", "by"
     write: Callable[..., str] = percentage
     before = []
     if table["loss"].notna().any():
-        column, write, of, to = "loss", number, "the loss on other texts goes from {} to {}", "to"
+        column, write, of, to = "loss", number, "the loss on held-out data goes from {} to {}", "to"
         before = table["loss_before"].tolist()[:1]
     rows = dict(zip(table["rounded"].astype(str), table[column].tolist(), strict=True))
     whole = rows["int8_per_tensor"]

@@ -11,6 +11,8 @@ from normscope.errors import InputError, one_line
 
 _OTHERS = {".aif", ".oga", ".opus"}
 """Extensions of formats that libsndfile reads under another name."""
+_VIDEOS = {".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"}
+"""Extensions of videos."""
 _BARE = ".raw"
 """The extension of samples alone, whose rate nobody knows."""
 
@@ -42,10 +44,11 @@ def read_sound(path: Path) -> tuple[Float[np.ndarray, "sample channel"], int]:
     try:
         samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
     except (OSError, ValueError, RuntimeError) as error:  # soundfile's own errors are of the last type
-        reason = one_line(error).rstrip(".")
-        raise InputError(
-            f"{path}: cannot read this as audio (.wav, .flac, .ogg, .mp3, …): {reason}; extract the audio of a video first"
-        ) from error
+        reason = one_line(error).rstrip(".").removeprefix(f"Error opening {str(path)!r}: ")
+        if not path.stat().st_size:
+            reason = "the file is empty"
+        first = "; extract the audio of the video first" if path.suffix.lower() in _VIDEOS else ""
+        raise InputError(f"{path}: cannot read this as audio (.wav, .flac, .ogg, .mp3, …): {reason}{first}") from error
     return samples, int(rate)
 
 
