@@ -180,10 +180,9 @@ def test_whether_removal_confirms_the_first_source(falls, said):
 )
 def test_the_other_answer_is_named(against, said):
     named = [Source(name, name, (at,), {}) for at, name in enumerate("abc")]
-    of = SourcedAnswer(
-        named, ["So"], [1], against, np.array([[3.0, 2, 1, *([0] * bool(against)), 0, 0, -9]]), np.array([-3.0]), {}, np.full((1, 3), np.nan), [],
-        "", "", 1, 4,
-    )  # fmt: skip
+    parts = np.array([[3.0, 2, 1, *([0] * bool(against)), 0, 0, -9]])
+    removed = np.full((1, 3), np.nan)
+    of = SourcedAnswer(named, ["So"], [1], against, parts, np.array([-3.0]), {}, removed, [], "", "", 1, 4)
     assert result_of(of).sentences[0].startswith(said)
 
 
