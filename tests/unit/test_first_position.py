@@ -2,12 +2,13 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import normscope
-from normscope.api.first_position import scores_of_first_position
+from normscope.api.first_position import of_position, scores_of_first_position
 from normscope.live import answers
 from normscope.live.session import Session
 from tests.oracles.frozen_vectors import explicit_vectors
@@ -90,9 +91,10 @@ def test_the_row_and_the_tokens_add_up(model, monkeypatch, level):
     assert parts == pytest.approx(found["value"], rel=1e-5)  # scores are sent with six digits
     marks = model.tokenizer.convert_tokens_to_ids([",", "."])
     expected = [score_of_first(model, [mark, *ids[1:]], first, second) for mark in marks]
-    assert position == pytest.approx(sum(expected) / 2, rel=1e-9)
+    own = score_of_first(model, ids, first, second)
+    assert position == pytest.approx(sorted([*expected, own])[1], rel=1e-9)
     if level == "token":
-        assert found["scores"][0] == pytest.approx(score_of_first(model, ids, first, second) - position, rel=1e-4)
+        assert found["scores"][0] == pytest.approx(own - position, rel=1e-4)
 
 
 def test_another_answer_is_compared_with_the_likeliest_other(model):
@@ -128,5 +130,13 @@ def test_the_row_of_an_embedding_is_a_share_of_its_length(plain, tmp_path, monke
     for mark in model.tokenizer.convert_tokens_to_ids([",", "."]):
         part, whole = vector_of_first(model, [mark, *ids[1:]])
         scores.append(float(part @ whole / whole.norm()))
-    length = float(vector_of_first(model, ids)[1].norm())
-    assert found["first"]["value"] == pytest.approx(sum(scores) / 2 / length, rel=1e-9)
+    part, whole = vector_of_first(model, ids)
+    length = float(whole.norm())
+    own = float(part @ whole / length)
+    assert found["first"]["value"] == pytest.approx(sorted([*scores, own])[1] / length, rel=1e-9)
+
+
+def test_the_position_has_what_neutral_tokens_would_add():
+    """Below, within and above their range."""
+    found = of_position(np.array([-0.5, 0.1, 2.0]), np.array([[0.4, -0.2], [0.4, -0.2], [0.3, 0.3]]))
+    assert found.tolist() == [-0.2, 0.1, 0.3]

@@ -12,7 +12,7 @@ from typing_extensions import TypeAliasType
 
 from normscope.api.answers import before_answer, runner_up, values_of_answer, with_answer
 from normscope.api.arguments import exclusive, single_text
-from normscope.api.first_position import neutral_tokens
+from normscope.api.first_position import neutral_tokens, of_position
 from normscope.api.one_text import described
 from normscope.api.prompt_sources import Source, found_sources
 from normscope.api.removed_sources import answer_without, why_not_removed
@@ -230,9 +230,8 @@ def _side(
             parts = attribute_scalars(passed, values[:, slice(*piece)].sum(dim=1))
             found.append((parts.scores.cpu().numpy(), float((parts.bias + parts.remainder)[0])))
     scores = np.stack([of_texts[0] for of_texts, _ in found])
-    # What a word adds is what no neutral token would: these differ, and within their range it is not told from theirs.
     others = np.stack([of_texts[1:, 0] if neutral else of_texts[:, 0] for of_texts, _ in found])
-    first = scores[:, 0].clip(others.min(axis=1), others.max(axis=1))
+    first = of_position(scores[:, 0], others)
     scores[:, 0] -= first
     marks = " or ".join(repr(model.tokenizer.decode([each])) for each in neutral)
     return _Side(

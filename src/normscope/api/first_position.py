@@ -1,6 +1,8 @@
 """What the first position of a causal model adds to a target, whatever the word in it: its part as an attention sink."""
 
+import numpy as np
 import torch
+from jaxtyping import Float
 
 from normscope.api.arguments import single_text
 from normscope.api.targets import TokenTarget, prepared
@@ -24,9 +26,8 @@ def scores_of_first_position(
 ) -> dict[str, float]:
     """How much neutral tokens would add to a target in place of a text's first token, all others as they are, in one pass.
 
-    The first token of a causal model sees only itself, and heads that look for nothing rest on it. Part of its score s(w)
-    belongs to the position, because any token there would add about as much: the mean of s over neutral tokens. The rest,
-    s(w) − mean, is what this word adds.
+    The first token of a causal model sees only itself, and heads that look for nothing rest on it. Part of its score
+    belongs to the position, because any token there would add about as much; see `of_position`.
 
     Neutral are a comma and a period, as the tokenizer begins a text with them; where the vocabulary has neither, the tokens
     that begin or end texts. Measured on SmolLM2-135M-Instruct, as the difference between the logits of the two likeliest tokens
@@ -50,6 +51,16 @@ def scores_of_first_position(
     Source: Gu et al. 2025 (arXiv:2410.10781), for the sink as a matter of position.
     """
     return model.exclusively(lambda: _scores(model, text, score, target, against, AttentionRule(attention)))
+
+
+def of_position(
+    scores: Float[np.ndarray, "*target"], neutral: Float[np.ndarray, "*target mark"]
+) -> Float[np.ndarray, "*target"]:
+    """What of the first token's scores belongs to its position: as much as lies within the range of what neutral tokens add.
+
+    They differ, and within their range a word cannot be told from them. The rest is what this word adds.
+    """
+    return np.asarray(np.clip(scores, neutral.min(axis=-1), neutral.max(axis=-1)))
 
 
 def _scores(

@@ -10,7 +10,7 @@ from normscope.api.attributed_maps import attribution_maps
 from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import rounding
 from normscope.api.decomposition import decompose
-from normscope.api.first_position import scores_of_first_position
+from normscope.api.first_position import of_position, scores_of_first_position
 from normscope.api.similarities import Embedded, compared_texts, embedded_text, similarity
 from normscope.data.options import Level
 from normscope.errors import InputError
@@ -249,7 +249,7 @@ class Answers:
             return None
         neutral = {name: each / whole for name, each in found.items()}
         return {
-            "value": float(np.mean([*neutral.values()])),
+            "value": float(of_position(np.array(score / whole), np.array([*neutral.values()]))),
             "name": _FIRST_POSITION,
             "said": _said_of_first_position(token, score / whole, neutral, weight),
         }
@@ -315,7 +315,7 @@ def _said_of_first_position(token: str, score: float, neutral: Mapping[str, floa
         neutral: What neutral tokens add there; see `scores_of_first_position`.
         weight: The share of their attention weight that later tokens give to it.
     """
-    value = float(np.mean([*neutral.values()]))
+    value = float(of_position(np.array(score), np.array([*neutral.values()])))
     if token in neutral and len(neutral) == 1:
         parts = f"{begun(_FIRST_POSITION)}, adds {number(value, signed=True)}: {token} is not a word."
     else:
