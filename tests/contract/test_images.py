@@ -17,6 +17,7 @@ from normscope.data.given_texts import GivenTexts
 from normscope.data.input_files import InputFiles
 from normscope.data.options import DatasetKind, DatasetOptions, check_dataset
 from normscope.errors import InputError
+from normscope.live.texts import require_kind
 from normscope.models.load import input_reading
 from normscope.models.load.text_batches import batch_from_texts, example_of
 from normscope.reporting.drawing import laid_out
@@ -448,3 +449,10 @@ def test_regions_at_the_end_may_be_smaller():
     assert seen.shape == (48, 48, 3)
     assert (seen[40:] == 255).all()
     assert np.array_equal(seen[:40, :40], model.reader.pixels(model.reader.read(image)))
+
+
+def test_a_text_is_no_file_of_an_image(wrapped):
+    for text in ("a cat", "one line\nand another.png", "x" * 300 + ".png"):
+        with pytest.raises(InputError, match="reads images: expected the name of a file, got '"):
+            require_kind(wrapped("vit"), text)
+    require_kind(wrapped("vit"), "none.png")  # which is refused where it is opened

@@ -24,7 +24,7 @@ from normscope.config.keys import shown
 from normscope.config.training_step import checkpoints
 from normscope.errors import InputError, one_line
 from normscope.streams import shell_word
-from normscope.untrusted.plain_data import MIB, opened, read
+from normscope.untrusted.plain_data import MIB, is_file, opened, read
 
 _CHECKPOINTS = "model.checkpoints="
 """The key that the command line alone understands."""
@@ -168,17 +168,17 @@ def text_of(asked: argparse.Namespace, is_key: Callable[[str], bool]) -> str:
     if asked.is_literal:
         return str(text)
     key, sets, _ = text.partition("=")
-    if sets and is_key(key.lstrip("+~")) and not _is_file(text):
+    if sets and is_key(key.lstrip("+~")) and not is_file(text):
         raise InputError(
             f'{command}: expected a text before {text}: {program()} {command} "A text." {text}; if it is the text itself, '
             "use - and pipe it to standard input"
         )
-    if _LOOKS_LIKE_A_FILE.fullmatch(text) and not _is_file(text):
+    if _LOOKS_LIKE_A_FILE.fullmatch(text) and not is_file(text):
         raise InputError(f"{command}: {text}: no such file; if it is a text, use - and pipe it to standard input")
     try:
         if text == "-":
             return _read_stdin().removesuffix("\n").removesuffix("\r")
-        if _is_file(text):
+        if is_file(text):
             from normscope.untrusted.images import names_image
             from normscope.untrusted.sounds import is_sound
 
@@ -200,13 +200,6 @@ def _read_stdin() -> str:
     if not hasattr(sys.stdin, "buffer"):  # an object of a notebook or a test
         return sys.stdin.read()
     return read(sys.stdin.buffer, Path("-"), _LONGEST_TEXT).decode()
-
-
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except OSError:  # longer than any name of a file
-        return False
 
 
 _QUICKLY = {
@@ -287,7 +280,7 @@ def source_keys(
     """
     key, sets, _ = (asked.text or "").partition("=")
     names_key = bool(sets) and (key in SOURCES or is_key(key.lstrip("+~")))
-    without_prompt = names_key and not asked.is_literal and not _is_file(asked.text)
+    without_prompt = names_key and not asked.is_literal and not is_file(asked.text)
     typed, others = _own_keys([asked.text, *words] if without_prompt else words, SOURCES)
     keys = {name: word.partition("=")[2] for name, word in typed.items()}
     for name in SOURCES:

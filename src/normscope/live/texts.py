@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from normscope.data.options import Level
-from normscope.errors import InputError
+from normscope.errors import InputError, printable
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.predictor import Predictor
 from normscope.models.load.task_heads import Head
@@ -77,6 +77,10 @@ def messages_of(text: str) -> list[TypedMessage]:
     return messages
 
 
+_LONGEST_NAME = 256
+"""Characters of the name of an image's or a sound's file."""
+
+
 def require_kind(model: LoadedModel, text: str, question: str = "") -> None:
     """Check that the file of an image or a sound is for a model of such, and a question about it for one that reads both.
 
@@ -92,6 +96,10 @@ def require_kind(model: LoadedModel, text: str, question: str = "") -> None:
         )
     if model.reader is None and model.image_texts is None and of_image:
         raise InputError(f"{text}: {model.name} reads texts, not images; set model.name to a model of images")
+    if model.reader is not None and not (len(text) < _LONGEST_NAME and Path(text).suffix and "\n" not in text):
+        raise InputError(
+            f"{model.name} reads {model.reader.nouns.inputs}: expected the name of a file, got {printable(text, 60)!r}"
+        )
     if model.reader is None and is_sound(text):
         raise InputError(f"{text}: {model.name} reads texts, not sounds; set model.name to a model of audio")
 

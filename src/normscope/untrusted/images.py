@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-_LONGEST_NAME = 4096
-"""Characters of the name of a file."""
+from normscope.untrusted.plain_data import is_file
 
 
 def names_image(path: str | Path) -> bool:
@@ -18,7 +17,7 @@ def names_image(path: str | Path) -> bool:
 def is_image(given: object) -> bool:
     """Whether an input is an image and not a text: a name is that of an image if there is such a file."""
     if isinstance(given, str):
-        return len(given) < _LONGEST_NAME and names_image(given) and Path(given).is_file()
+        return names_image(given) and is_file(given)
     from PIL import Image
 
     return isinstance(given, Path | Image.Image) or (isinstance(given, np.ndarray) and given.ndim > 1)

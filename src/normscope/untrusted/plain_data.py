@@ -233,3 +233,11 @@ def shown(value: object) -> str:
     """A value of a file in a message."""
     # An integer may have more digits than Python writes.
     return printable(type(value).__name__ if isinstance(value, int) and abs(value) >= LARGEST else repr(value), 60)
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether there is a file of a name, which may be any text."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):  # longer than any name, or with a character that no name has
+        return False

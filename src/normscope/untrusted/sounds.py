@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from normscope.errors import InputError, one_line
+from normscope.untrusted.plain_data import is_file
 
 _OTHERS = {".aif", ".oga", ".opus"}
 """Extensions of formats that libsndfile reads under another name."""
@@ -29,7 +30,7 @@ def names_sound(path: str | Path) -> bool:
 
 def is_sound(path: str | Path) -> bool:
     """Whether a path is an audio file by its name; none is without soundfile, which knows the names and has to read it."""
-    return importlib.util.find_spec("soundfile") is not None and names_sound(path) and Path(path).is_file()
+    return importlib.util.find_spec("soundfile") is not None and names_sound(path) and is_file(path)
 
 
 def read_sound(path: Path) -> tuple[Float[np.ndarray, "sample channel"], int]:
