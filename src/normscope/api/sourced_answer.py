@@ -215,7 +215,7 @@ def _findings(of: SourcedAnswer) -> Iterator[str]:
     than = f" rather than {f'“{against}”' if against else 'white space'}" if of.against else ""
     answer = printable("".join(of.sentences).strip(), _SHOWN)
     adds = f"it adds {number(value, signed=True)} to the log-probability"
-    yield f"“{answer}”{than} comes most from {name}: {adds}.{_confirmed(of)}"
+    yield f"“{answer}”{than} comes most from “{name}”: {adds}.{_confirmed(of)}"
     if of.rank_correlation is not None:
         yield (
             f"Over the {len(of.removed)} sources that were removed, the rank correlation of their parts with what removing "
