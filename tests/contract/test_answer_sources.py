@@ -38,11 +38,12 @@ def test_parts_add_up_to_the_untouched_model(model_type, tokenizer):
     found = normscope.sources(model, PROMPT, PASSAGES, answer=ANSWER, check="none")
     expected = float(log_probabilities(model, *ids_of(model)).sum())
     parts = found.tables["parts"]
-    assert parts["value"].sum() == pytest.approx(expected, abs=1e-10)
-    assert found.metrics["log_probability"] == pytest.approx(expected, abs=1e-10)
-    assert found.metrics["error"] < 1e-10
+    close = 1e-5 if model_type in ("llama", "mixtral") else 1e-10  # whose norms compute in float32
+    assert parts["value"].sum() == pytest.approx(expected, abs=close)
+    assert found.metrics["log_probability"] == pytest.approx(expected, abs=close)
+    assert found.metrics["error"] < close
     names = ["sources", "rest", "answer", "constants"]
-    assert sum(found.metrics[name] for name in names) == pytest.approx(expected, abs=1e-10)
+    assert sum(found.metrics[name] for name in names) == pytest.approx(expected, abs=close)
 
 
 def test_parts_are_sums_of_the_scores_of_tokens(model):

@@ -236,7 +236,8 @@ def _sentences(
     falls = {method: metrics[f"{quantity}/comprehensiveness/{method}"] for method in (*methods, "random")}
     ranked = sorted(falls, key=lambda method: -falls[method])
     best = next(method for method in ranked if method != "random")
-    sample = f"on {metrics['faithfulness/sequences']:.0f} sequences"
+    count = round(metrics["faithfulness/sequences"])
+    sample = f"on {count} sequence{'s' * (count != 1)}"
     size, by_chance = (number(abs(falls[method])) for method in (best, "random"))
     verbs = ["falls" if falls[method] >= 0 else "rises" for method in (best, "random")]
     chance = f"by {by_chance}" if verbs[0] == verbs[1] else f"{verbs[1]} by {by_chance}"

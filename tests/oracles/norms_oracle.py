@@ -384,6 +384,8 @@ def _shares_figure(by_layer, present: Sequence[str]) -> dict[str, Picture]:
         category: f"{spoken(category)}: {', '.join(percent(row[measure]) for measure in titles)}"
         for category, row in shares.loc[[each for each in present if each != "all"]].iterrows()
     }
+    if not rows:
+        return {}
     drawn = {
         (titles[measure], rows[category]): 100 * shares.loc[category, measure]
         for category in rows

@@ -161,9 +161,11 @@ def test_a_chat_template_is_a_text(folder, value):
 
 # Who reads files by other means, and why.
 _ELSEWHERE = {
+    "cli/__init__.py": "a preset of ours, or of the user's",
     "cli/command_line.py": "the standard input",
     "data/categories.py": "a file that the user has named",
     "data/conllu_file.py": "a corpus",
+    "data/input_files.py": "a corpus",
     "data/examples.py": "examples that another process of ours sends",
     "data/lines.py": "a corpus",
     "data/resources.py": "a checkpoint that has been checked",

@@ -112,6 +112,18 @@ def sources(
         each sentence; `sentences` the sentences. `.metrics["rank_correlation"]` is that of parts and removals. All values are
         in nats.
 
+    Examples:
+        >>> import normscope
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> tokenizer = normscope.load().tokenizer
+        >>> tiny = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4)
+        >>> model = normscope.wrap(GPT2LMHeadModel(tiny).eval(), tokenizer)  # random weights; load a model instead
+        >>> passages = {"harbour": "Ines built the harbour.", "market": "Otto built the market."}
+        >>> prompt = "Ines built the harbour. Otto built the market. Who built the market?"
+        >>> found = normscope.sources(model, prompt, passages, answer="Otto", check="all")
+        >>> sorted(found.table["source"]), bool(found.table["removal"].notna().all())
+        (['harbour', 'market'], True)
+
     Raises:
         InputError: If the model predicts no tokens, a passage does not occur in the prompt or shares tokens with another, or
             prompt and answer are too long.
