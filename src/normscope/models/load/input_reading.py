@@ -157,7 +157,7 @@ class InputReader:
     @property
     def before(self) -> tuple[str, ...]:
         """The names of the tokens that no input changes, such as [CLS] and registers."""
-        return tuple(name for name in self.names if name.startswith("["))
+        return self.positions.fixed
 
     @property
     def nouns(self) -> Nouns:

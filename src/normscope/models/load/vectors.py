@@ -47,6 +47,8 @@ class Geometry:
     """The names of the tokens of each category but `cls`: `register`, `border`, `patch`."""
     grid: tuple[int, int] | None
     """Rows and columns of patches, which come last, row by row; None if they are on no grid."""
+    fixed: tuple[str, ...] = ()
+    """The names of the tokens that no input changes, such as [CLS] and registers."""
 
 
 class _Table(nn.Embedding):
@@ -281,7 +283,7 @@ class VectorModel(Around):
         if self.positions is None or geometry is None or ids.shape[1] == len(geometry.names):
             return None
         places = self.positions.places(inputs, len(ids))[ids]
-        is_patch = torch.tensor([not name.startswith("[") for name in geometry.names], device=ids.device)
+        is_patch = torch.tensor([name not in geometry.fixed for name in geometry.names], device=ids.device)
         numbers, left = is_patch.cumsum(0) - 1, is_patch[places]
         is_same = len({*left.sum(dim=1).tolist()}) == 1
         rows = numbers[places][left].view(len(ids), -1) if is_same else None
@@ -428,14 +430,15 @@ class Positions:
             self._given = list(tokens)
         self._known: dict[str, Geometry] = {}
         first = self.of(probe)
+        self.fixed = first.fixed
+        """The names of the tokens that no input changes."""
         self.names = first.names if self._given is None else tuple(self._given)
         """All names of tokens; the place of each is its token id."""
         self.length = None if sizes else len(self.names)
         """How many tokens every input has; None if inputs differ."""
         if sizes and self._given is None:
-            before = [name for name in first.names if name.startswith("[")]
             on_none = map(str, range(1, _LARGEST_GRID**2 + 1))
-            self.names = (*before, *(patch_names(_LARGEST_GRID, _LARGEST_GRID) if first.grid else on_none))
+            self.names = (*first.fixed, *(patch_names(_LARGEST_GRID, _LARGEST_GRID) if first.grid else on_none))
         self._ids = {name: number for number, name in enumerate(self.names)}
         of_images = ("border", "patch") if first.grid else ()
         self.categories = tuple(dict.fromkeys([*self._categories, *first.categories, *of_images]))
@@ -536,6 +539,7 @@ class _Input:
             tuple(name or next(patch) for name in names),
             {name: tokens for name, tokens in known.items() if tokens},
             sizes if bool(of_input[len(names) - patches :].all()) else None,
+            tuple(filter(None, names)),
         )
 
     @property
