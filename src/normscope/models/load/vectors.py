@@ -236,7 +236,8 @@ class VectorModel(Around):
             inputs: The model's own keyword arguments.
         """
 
-        kept = self._rows(input_ids, inputs)
+        places = self._places(input_ids, inputs)
+        kept = None if places is None else self._rows(places, inputs)
 
         def enter(
             layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -244,7 +245,7 @@ class VectorModel(Around):
             call = cut(layer, args, kwargs)
             with torch._C.DisableTorchFunction():  # how a model makes them is no part of what is measured
                 vectors = _by_input(call.vectors, len(input_ids), self.axes)
-                self.table.given = self._kept(vectors, input_ids, inputs)
+                self.table.given = _taken(vectors, places)
             vectors = self.table(input_ids)
             with torch._C.DisableTorchFunction():
                 call = call.having(begin(self._as_model(vectors, call.vectors)))
@@ -274,25 +275,33 @@ class VectorModel(Around):
         names = [name for name, value in each[0].items() if isinstance(value, Tensor)]
         return type(each[0])(**{name: torch.cat([output[name] for output in each]) for name in names})
 
-    def _rows(self, ids: Int[Tensor, "text token"], inputs: Mapping[str, Tensor]) -> dict[int, Tensor | None] | None:
+    def _places(self, ids: Int[Tensor, "text token"], inputs: Mapping[str, Tensor]) -> Int[Tensor, "text token"] | None:
+        """Where the tokens that ids name are in their input; None if they are all of its tokens, in order."""
+        if self.positions is None:
+            return None
+        places = self.positions.places(inputs, len(ids))[ids]
+        whole = torch.arange(len(self.positions.of(inputs, len(ids)).names), device=ids.device)
+        return None if ids.shape[1] == len(whole) and bool((places == whole).all()) else places
+
+    def _rows(self, places: Int[Tensor, "text token"], inputs: Mapping[str, Tensor]) -> dict[int, Tensor | None] | None:
         """Which tokens are left of all, and which patches of all, by how many there are; None if no token is missing.
 
         None stands for the patches if texts have different numbers of them.
         """
-        geometry = None if self.positions is None else self.positions.of(inputs, len(ids))
-        if self.positions is None or geometry is None or ids.shape[1] == len(geometry.names):
+        assert self.positions is not None
+        geometry = self.positions.of(inputs, len(places))
+        if places.shape[1] == len(geometry.names):
             return None
-        places = self.positions.places(inputs, len(ids))[ids]
-        is_patch = torch.tensor([name not in geometry.fixed for name in geometry.names], device=ids.device)
+        is_patch = torch.tensor([name not in geometry.fixed for name in geometry.names], device=places.device)
         numbers, left = is_patch.cumsum(0) - 1, is_patch[places]
         is_same = len({*left.sum(dim=1).tolist()}) == 1
-        rows = numbers[places][left].view(len(ids), -1) if is_same else None
+        rows = numbers[places][left].view(len(places), -1) if is_same else None
         return {int(is_patch.sum()): rows, len(geometry.names): places}
 
     def entering(self, input_ids: Tensor, **inputs: Tensor) -> Float[Tensor, "text token model"]:
         """The tokens' vectors as they enter the first layer; the arguments are those of `forward`."""
         inputs = {name: given for name, given in inputs.items() if name != "attention_mask"}
-        return self._kept(self._entering(inputs, len(input_ids)), input_ids, inputs)
+        return _taken(self._entering(inputs, len(input_ids)), self._places(input_ids, inputs))
 
     def _entering(self, inputs: Mapping[str, Tensor], number: int) -> Float[Tensor, "input token model"]:
         return _by_input(given_to(self._layer, self.model, inputs).vectors, number, self.axes)
@@ -307,14 +316,12 @@ class VectorModel(Around):
         shape = own.shape if vectors.numel() == own.numel() else vectors.shape[-own.ndim :]
         return axes.by_model(vectors.view_as(vectors), shape)
 
-    def _kept(self, vectors: Tensor, ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The vectors of the tokens that ids name, which may be fewer than all, or some of them several times."""
-        if self.positions is None:
-            return vectors
-        places = self.positions.places(inputs, len(ids))[ids]
-        if ids.shape[1] == vectors.shape[1] and bool((places == torch.arange(ids.shape[1], device=ids.device)).all()):
-            return vectors
-        return vectors.take_along_dim(places.unsqueeze(-1), dim=1)
+
+def _taken(
+    vectors: Float[Tensor, "text all model"], places: Int[Tensor, "text token"] | None
+) -> Float[Tensor, "text token model"]:
+    """The vectors in some places, which may be fewer than all, or some of them several times; all without places."""
+    return vectors if places is None else vectors.take_along_dim(places.unsqueeze(-1), dim=1)
 
 
 @contextlib.contextmanager
