@@ -12,7 +12,7 @@ from typing_extensions import TypeAliasType
 
 from normscope.api.answers import before_answer, runner_up, values_of_answer, with_answer
 from normscope.api.arguments import exclusive, single_text
-from normscope.api.first_position import neutral_tokens, of_position
+from normscope.api.first_position import neutral_tokens, of_position, with_first
 from normscope.api.one_text import described
 from normscope.api.prompt_sources import Source, found_sources
 from normscope.api.removed_sources import answer_without, why_not_removed
@@ -228,12 +228,10 @@ def _side(
     tokens = batch.input_ids.shape[1]
     pieces = _pieces(model, answer, most or (_SENTENCES_OF_LONG if tokens > _LONG else _SENTENCES))
     untouched = _sums(answer_without(model, batch, answer), pieces)
-    is_word = int(batch.input_ids[0, 0]) not in model.tokenizer.all_special_ids
+    own = int(batch.input_ids[0, 0])
+    is_word = own not in model.tokenizer.all_special_ids
     neutral = neutral_tokens(model) if is_word and tokens <= _FIRST_TOLD_APART else []
-    inputs = dict(batch.model_inputs())
-    if neutral:
-        inputs = {name: values.repeat(1 + len(neutral), 1) for name, values in inputs.items()}
-        inputs["input_ids"][1:, 0] = torch.tensor(neutral, device=model.device)
+    inputs = with_first(batch.model_inputs(), [own, *neutral])
     passed = held_pass(model.model, model.facts, inputs, model.next_token_head)
     found = []
     with torch.inference_mode(False), torch.enable_grad():

@@ -1,8 +1,11 @@
 """What the first position of a causal model adds to a target, whatever the word in it: its part as an attention sink."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
 from normscope.api.arguments import single_text
 from normscope.api.targets import TokenTarget, prepared
@@ -79,13 +82,19 @@ def _scores(
     if not neutral:
         return {}
     aim = prepared(model, batch, target, against)
-    inputs = {name: values.repeat(len(neutral), 1) for name, values in batch.model_inputs().items()}
-    inputs["input_ids"][:, 0] = torch.tensor(neutral, device=model.device)
+    inputs = with_first(batch.model_inputs(), neutral)
     passed = held_pass(model.model, model.facts, inputs, aim.head, through=rule is AttentionRule.through)
     with torch.inference_mode(False), torch.enable_grad():
         values, _ = aim.evaluate(passed)
         scores = attribute_scalars(passed, values).scores[:, 0].tolist()
     return {str(model.tokenizer.decode([each])).strip(): value for each, value in zip(neutral, scores, strict=True)}
+
+
+def with_first(inputs: Mapping[str, Tensor], tokens: Sequence[int]) -> dict[str, Tensor]:
+    """A text once for each of some tokens, with that token in the place of its first."""
+    texts = {name: values.repeat(len(tokens), 1) for name, values in inputs.items()}
+    texts["input_ids"][:, 0] = torch.tensor(list(tokens), device=texts["input_ids"].device)
+    return texts
 
 
 def neutral_tokens(model: LoadedModel) -> list[int]:

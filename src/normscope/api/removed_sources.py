@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.api.first_position import neutral_tokens
+from normscope.api.first_position import neutral_tokens, with_first
 from normscope.data.batching import Batch
 from normscope.maths.tensors import wide
 from normscope.models.blocks.block import full_precision
@@ -48,8 +48,7 @@ def answer_without(
         inputs["attention_mask"] = inputs["attention_mask"].index_fill(1, torch.tensor(hidden, device=model.device), 0)
         inputs[_POSITIONS] = torch.arange(inputs["input_ids"].shape[1], device=model.device)[None]
     if 0 in removed and (neutral := neutral_tokens(model)):
-        inputs["input_ids"] = inputs["input_ids"].clone()
-        inputs["input_ids"][:, 0] = neutral[0]
+        inputs = with_first(inputs, neutral[:1])
     length = inputs["input_ids"].shape[1] + 1 - len(answer)
     with torch.inference_mode():
         logits = full_precision(head(**inputs).logits[0, length - 1 :])
