@@ -4,7 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from normscope.checkup.findings import DO, content
+from normscope.checkup.findings import content
 from normscope.checkup.measuring import measured
 from normscope.errors import InputError, escaped, one_line
 from normscope.models.options import ModelOptions
@@ -33,17 +33,16 @@ def check_up(options: RunOptions, against: ModelOptions | None, command: str, fo
     """
     coming = [Phase.MODEL, Phase.PASS, Phase.INTERVENTIONS]
     with Phases(coming, shown=options.verbosity is not Verbosity.quiet) as phases:
-        found = measured(options, against, phases)
+        found, said = measured(options, against, phases)
     base = found.facts["against"]
     title = f"Checkup of {without_folders(found.facts['model'])}{f' against {without_folders(base)}' if base else ''}"
     found = dataclasses.replace(found, facts={**found.facts, "title": title, "command": command})
-    said = content(found)
-    for place, line in enumerate(said["lines"], start=1):
-        print(wrapped(escaped(f"{place}. {line['found']}")))
-        print(wrapped(escaped(f"  {DO}{line['do']}")))
+    for place, line in enumerate(said, start=1):
+        print(wrapped(escaped(f"{place}. {line.found}")))
+        print(wrapped(escaped(f"   → {line.do}")))
     try:
         found.write(folder)
-        write_file(folder, JSON, json.dumps(said, indent=1, ensure_ascii=False).encode())
+        write_file(folder, JSON, json.dumps(content(found, said), indent=1, ensure_ascii=False).encode())
         return write_file(folder, PAGE, report.page(found).encode())
     except OSError as error:
         raise InputError(f"output_dir={folder}: cannot be written: {one_line(error)}") from error

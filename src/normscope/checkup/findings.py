@@ -36,8 +36,6 @@ FORMATS = {
 """Formats in words."""
 _PER_TENSOR = f"In {FORMATS['int8_per_tensor']}, "
 
-DO = " → "
-"""What stands between a finding and what to do about it."""
 _NAMED = 6
 """Most modules that a line names; the JSON has all."""
 _ABOUT = {
@@ -59,7 +57,7 @@ class Line(NamedTuple):
     @property
     def sentence(self) -> Sentence:
         """The line as a finding of a page."""
-        return Sentence(f"{self.found}{DO}{self.do}", figure=self.figure)
+        return Sentence(f"{self.found} → {self.do}", figure=self.figure)
 
 
 def lines(result: Result, *, causal: bool) -> list[Line]:
@@ -298,19 +296,12 @@ _OF_ANALYSES = (
 _FACTS = ("model_sha256", "dtype", "device", "sequences", "tokens", "versions")
 
 
-def content(result: Result) -> dict[str, Any]:
+def content(result: Result, said: Sequence[Line]) -> dict[str, Any]:
     """Everything for a JSON file: lines, what to skip, and all tables as lists of rows."""
     facts = result.facts
-    said = [sentence for sentence in map(Sentence.of, result.sentences) if not sentence.analysis]
     return {
         **{name: facts[name] for name in ("model", "against", "command")},
-        "lines": [
-            {
-                "about": _ABOUT.get(sentence.figure, sentence.figure),
-                **dict(zip(("found", "do"), sentence.split(DO), strict=True)),
-            }
-            for sentence in said
-        ],
+        "lines": [{"about": _ABOUT.get(line.figure, line.figure), "found": line.found, "do": line.do} for line in said],
         **{name: facts[name] for name in ("skip", "heads")},
         "tables": {name: _rows(result.tables[name]) for name in (*CHECKUP, *_OF_ANALYSES) if name in result.tables},
         "facts": {name: facts.get(name) for name in _FACTS},

@@ -12,7 +12,7 @@ from normscope.analyses.declarations.score import SCORE
 from normscope.analyses.declarations.sinks import SINKS
 from normscope.checkup.against import differences, require_same_shape
 from normscope.checkup.figures import figures_of
-from normscope.checkup.findings import heads_that_stand_out, lines
+from normscope.checkup.findings import Line, heads_that_stand_out, lines
 from normscope.checkup.heads import HeadOutputs
 from normscope.checkup.linear_inputs import LinearInputs
 from normscope.checkup.passes import Passes
@@ -48,7 +48,7 @@ SHORTEST = 8
 """Tokens of a text that is used."""
 
 
-def measured(options: RunOptions, against: ModelOptions | None, phases: Phases) -> Result:
+def measured(options: RunOptions, against: ModelOptions | None, phases: Phases) -> tuple[Result, list[Line]]:
     """Examine a model.
 
     Args:
@@ -57,8 +57,9 @@ def measured(options: RunOptions, against: ModelOptions | None, phases: Phases) 
         phases: Shows what it is doing: loading, the pass of the analyses, and passes with something rounded.
 
     Returns:
-        The result of the analyses with the tables, lines and figures of the checkup. Its facts say which modules and dimensions
-        should not be rounded (`skip`, chosen on other texts than `rounding` is measured on) and which heads stand out.
+        The result of the analyses with the tables, lines and figures of the checkup, and these lines. The facts say which
+        modules and dimensions should not be rounded (`skip`, chosen on other texts than `rounding` is measured on) and which
+        heads stand out.
 
     Raises:
         InputError: If a model cannot be loaded or observed, some weights are kept elsewhere, the models have different shapes,
@@ -101,8 +102,8 @@ def measured(options: RunOptions, against: ModelOptions | None, phases: Phases) 
         figures=figures_of(tables) | dict(result.figures),
         facts=dict(result.facts) | own,
     )
-    said = [line.sentence for line in lines(found, causal=model.causal)]
-    return dataclasses.replace(found, sentences=[*said, *result.sentences])
+    said = lines(found, causal=model.causal)
+    return dataclasses.replace(found, sentences=[*(line.sentence for line in said), *result.sentences]), said
 
 
 def _loaded(options: RunOptions, key: str = "model.name") -> LoadedModel:
