@@ -6,7 +6,7 @@ from pathlib import Path
 
 from normscope.checkup.findings import content
 from normscope.checkup.measuring import measured
-from normscope.errors import InputError, escaped, one_line
+from normscope.errors import escaped
 from normscope.models.options import ModelOptions
 from normscope.reporting.options import Verbosity
 from normscope.reporting.page import report
@@ -14,7 +14,6 @@ from normscope.reporting.page.elements import without_folders
 from normscope.running.options import RunOptions
 from normscope.running.progress import Phase, Phases
 from normscope.streams import wrapped
-from normscope.untrusted.writing import write_file
 
 PAGE, JSON = "checkup.html", "checkup.json"
 
@@ -40,9 +39,5 @@ def check_up(options: RunOptions, against: ModelOptions | None, command: str, fo
     for place, line in enumerate(said, start=1):
         print(wrapped(escaped(f"{place}. {line.found}")))
         print(wrapped(escaped(f"   → {line.do}")))
-    try:
-        found.write(folder)
-        write_file(folder, JSON, json.dumps(content(found, said), indent=1, ensure_ascii=False).encode())
-        return write_file(folder, PAGE, report.page(found).encode())
-    except OSError as error:
-        raise InputError(f"output_dir={folder}: cannot be written: {one_line(error)}") from error
+    kept = json.dumps(content(found, said), indent=1, ensure_ascii=False)
+    return report.write_page(folder, PAGE, lambda: report.page(found), found, {JSON: kept})

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from normscope.api.attention_values import attention
-from normscope.errors import InputError, one_line
 from normscope.live.texts import as_given, require_kind
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.loading import load
@@ -15,7 +14,6 @@ from normscope.reporting.page import report
 from normscope.results.result import Result
 from normscope.running.options import RunOptions
 from normscope.running.progress import Phase, Phases
-from normscope.untrusted.writing import write_file
 
 PAGE = "attention.html"
 
@@ -43,11 +41,7 @@ def show_attention(options: RunOptions, text: str, asked: Mapping[str, Any], fol
         with phases.layers():
             found = _found(options, model, text, asked)
     print(f"\n{found}\n")
-    try:
-        found.write(folder)
-        return write_file(folder, PAGE, report.page(found).encode())
-    except OSError as error:
-        raise InputError(f"output_dir={folder}: cannot be written: {one_line(error)}") from error
+    return report.write_page(folder, PAGE, lambda: report.page(found), found)
 
 
 def _found(options: RunOptions, model: LoadedModel, text: str, asked: Mapping[str, Any]) -> Result:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from normscope.errors import InputError, escaped, one_line
+from normscope.errors import InputError, escaped
 from normscope.live.answers import image_explained
 from normscope.live.session import Session
 from normscope.live.texts import Limit, as_given, count_of, require_kind
@@ -19,7 +19,6 @@ from normscope.rounding import number
 from normscope.running.options import RunOptions
 from normscope.running.progress import Phase, Phases
 from normscope.streams import wrapped
-from normscope.untrusted.writing import write_file
 
 PAGE = "explain.html"
 
@@ -64,22 +63,14 @@ def explain(options: RunOptions, text: str, folder: Path, question: str = "") ->
     if "scores" not in prediction:
         raise InputError(prediction["note"])
     _print(model.name, prediction)
-    return _written(folder, live_page(session.about(), saved, text))
+    return report.write_page(folder, PAGE, lambda: live_page(session.about(), saved, text))
 
 
 def _image_explained(model: LoadedModel, image: Path | tuple[Path, str], folder: Path) -> Path:
     """Print what a model makes of an image, and of a question about it, and write the page."""
     found = image_explained(model, image)
     print(f"\n{found}\n")
-    return _written(folder, report.page(found))
-
-
-def _written(folder: Path, page: str) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return write_file(folder, PAGE, page.encode())
-    except OSError as error:
-        raise InputError(f"output_dir={folder}: cannot be written: {one_line(error)}") from error
+    return report.write_page(folder, PAGE, lambda: report.page(found))
 
 
 def _print(name: str, prediction: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from normscope.api.answer_sources import RUNNER_UP, Asked, sources_with_progress
 from normscope.api.prompt_sources import KINDS
 from normscope.data.source_files import PROMPT, Given, read_sources, text_in
-from normscope.errors import InputError, one_line
+from normscope.errors import InputError
 from normscope.live.explaining import PAGE
 from normscope.live.texts import as_given, require_kind
 from normscope.maths.choices import Removed
@@ -15,7 +15,6 @@ from normscope.reporting.options import Verbosity
 from normscope.reporting.page import report
 from normscope.running.options import RunOptions
 from normscope.running.progress import Phase, Phases
-from normscope.untrusted.writing import write_file
 
 GENERATED = "generated"
 
@@ -66,11 +65,7 @@ def show_sources(options: RunOptions, prompt: str | None, asked: Mapping[str, st
     print(f"\n{found}\n")
     if given.rows > 1:
         print(f"{wanted} has {given.rows:,} questions; row=N explains another.")
-    try:
-        found.write(folder)
-        return write_file(folder, PAGE, report.page(found).encode())
-    except OSError as error:
-        raise InputError(f"output_dir={folder}: cannot be written: {one_line(error)}") from error
+    return report.write_page(folder, PAGE, lambda: report.page(found), found)
 
 
 def _text(key: str, typed: str) -> str | None:

@@ -1,7 +1,9 @@
 """The HTML report of one run, and the papers it is based on."""
 
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -10,7 +12,7 @@ from markupsafe import Markup
 
 from normscope.analyses.registry import analyses
 from normscope.distribution import VERSION
-from normscope.errors import cut
+from normscope.errors import InputError, cut, one_line
 from normscope.reporting.page.elements import SHOWN_ROWS, id_of_table, readable, table, table_data, without_folders
 from normscope.reporting.page.explorer import (
     explorer_section,
@@ -37,6 +39,7 @@ from normscope.results.run_tables import RUN_TABLES, described
 from normscope.results.token_labels import label
 from normscope.rounding import begun, counted, duration, number
 from normscope.streams import Progress, no_bar, shell_word
+from normscope.untrusted.writing import write_file
 
 _OURS = f"""@software{{normscope,
   title = {{normscope: what the attention blocks of a Transformer really do}},
@@ -56,6 +59,36 @@ def citations(names: Iterable[str]) -> str:
 
 # Longer tables grow with the corpus: they are files only, not part of the page.
 _LONGEST = 200_000
+
+
+def write_page(
+    folder: Path,
+    name: str,
+    made: Callable[[], str],
+    result: Result | None = None,
+    others: Mapping[str, str] = MappingProxyType({}),
+) -> Path:
+    """Write the page of a command, after the result that it shows and other files; return the path of the page.
+
+    Args:
+        folder: Where they go; it is created.
+        name: The name of the page.
+        made: Makes the page, when the result has been written.
+        result: The result, if it is kept as well.
+        others: The contents of other files by name.
+
+    Raises:
+        InputError: If the folder cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if result is not None:
+            result.write(folder)
+        for other, text in others.items():
+            write_file(folder, other, text.encode())
+        return write_file(folder, name, made().encode())
+    except OSError as error:
+        raise InputError(f"output_dir={folder}: cannot be written: {one_line(error)}") from error
 
 
 def page(result: Result, progress: Progress = no_bar) -> str:
