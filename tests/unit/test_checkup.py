@@ -17,7 +17,7 @@ from normscope.checkup.against import differences, require_same_shape, weights_c
 from normscope.checkup.figures import part_of
 from normscope.checkup.heads import HeadOutputs, alike_heads, head_names, idle_heads
 from normscope.checkup.linear_inputs import LinearInputs
-from normscope.checkup.passes import LinearCall, Outcome, Passes
+from normscope.checkup.passes import LinearCall, Passes, Returned
 from normscope.checkup.rounding_cost import Rounding, SkipList, costs, distance, summary_of
 from normscope.cli import command_line
 from normscope.errors import InputError
@@ -159,13 +159,13 @@ def test_costs_are_means_over_texts_with_intervals():
     vectors = torch.tensor([[[3.0, 4.0], [1.0, 0.0]]])
     moved = torch.tensor([[[3.0, 9.0], [1.0, 0.5]]])
     assert distance(moved, vectors) == pytest.approx(0.75)
-    before = [Outcome(loss, vectors) for loss in (1.0, 2.0, 3.0, 4.0, 5.0)]
-    after = [Outcome(loss, moved) for loss in (2.0, 2.0, 4.0, 4.0, 6.0)]
+    before = [Returned(loss, vectors) for loss in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    after = [Returned(loss, moved) for loss in (2.0, 2.0, 4.0, 4.0, 6.0)]
     row = summary_of(before, after)
     assert (row["loss_before"], row["loss"], row["loss_change"], row["change"]) == pytest.approx((3, 3.6, 0.6, 0.75))
     half = 2.776445105 * math.sqrt(0.3 / 5)  # Student's t of 4 degrees of freedom
     assert (row["loss_low"], row["loss_high"]) == pytest.approx((0.6 - half, 0.6 + half))
-    without = summary_of([Outcome(None, vectors)] * 5, [Outcome(None, moved)] * 5)
+    without = summary_of([Returned(None, vectors)] * 5, [Returned(None, moved)] * 5)
     assert all(math.isnan(without[name]) for name in without if name.startswith("loss"))
 
 

@@ -56,7 +56,7 @@ _FIRST_TOLD_APART = 512
 """Longest text, in tokens, whose first token's own part is told from its position's, at twice the cost of all other parts."""
 
 
-class Asked(NamedTuple):
+class SourcesCall(NamedTuple):
     """The arguments of `sources`, but for the model and the prompt."""
 
     passages: Mapping[str, str] | Sequence[str] | str | None
@@ -131,12 +131,12 @@ def sources(
     Sources: Modarressi et al. 2023, DecompX (arXiv:2306.02873), for the parts; Cohen-Wang et al. 2024, ContextCite
     (arXiv:2409.00729), for removal.
     """
-    asked = Asked(passages, answer, against, Removed(check), sentences, tokens, seed)
+    asked = SourcesCall(passages, answer, against, Removed(check), sentences, tokens, seed)
     return sources_with_progress(model, prompt, asked, no_bar)
 
 
 @exclusive
-def sources_with_progress(model: LoadedModel, prompt: object, asked: Asked, progress: Progress) -> Result:
+def sources_with_progress(model: LoadedModel, prompt: object, asked: SourcesCall, progress: Progress) -> Result:
     """See `sources`.
 
     Args:
@@ -171,7 +171,7 @@ def sources_with_progress(model: LoadedModel, prompt: object, asked: Asked, prog
     return dataclasses.replace(result_of(sourced), **about)
 
 
-def _without_answer(prompt: object, asked: Asked) -> tuple[object, str | list[int] | None]:
+def _without_answer(prompt: object, asked: SourcesCall) -> tuple[object, str | list[int] | None]:
     """The prompt, and the answer if the assistant has said it in the conversation."""
     if not is_messages(prompt) or prompt[-1].get("role") != "assistant":
         return prompt, asked.answer
@@ -275,7 +275,7 @@ def _pieces(model: LoadedModel, answer: Sequence[int], most: int) -> list[tuple[
 
 
 def _sourced(
-    model: LoadedModel, found: Sequence[Source], sides: Sequence[_Side], asked: Asked, progress: Progress
+    model: LoadedModel, found: Sequence[Source], sides: Sequence[_Side], asked: SourcesCall, progress: Progress
 ) -> SourcedAnswer:
     """The parts of an answer, less those of the answer that it is compared with."""
     side, others = sides[0], sides[1:]
@@ -319,7 +319,7 @@ def _removals(
     found: Sequence[Source],
     adds: Float[np.ndarray, " source"],
     sides: Sequence[_Side],
-    asked: Asked,
+    asked: SourcesCall,
     progress: Progress,
 ) -> tuple[Float[np.ndarray, "piece source"], list[int]]:
     """By how much each sentence's log-probability falls without a source, NaN if it is not removed; and the sources that are

@@ -46,7 +46,7 @@ _ABOUT = {
 """What lines are about, by the figure that shows it; other figures are called so."""
 
 
-class Line(NamedTuple):
+class Advice(NamedTuple):
     """A finding, and what to do about it."""
 
     found: str
@@ -60,7 +60,7 @@ class Line(NamedTuple):
         return Sentence(f"{self.found} → {self.do}", figure=self.figure)
 
 
-def lines(result: Result, *, causal: bool) -> list[Line]:
+def lines(result: Result, *, causal: bool) -> list[Advice]:
     """What was found, in the order in which a person would go through it."""
     metrics, tables, facts = result.metrics, result.tables, result.facts
     found = [
@@ -78,11 +78,11 @@ def lines(result: Result, *, causal: bool) -> list[Line]:
     return [line for line in found if line is not None]
 
 
-def _outliers(metrics: Mapping[str, float], dimensions: Sequence[int]) -> Line:
+def _outliers(metrics: Mapping[str, float], dimensions: Sequence[int]) -> Advice:
     figure = f"{OUTLIERS.name}_dimensions"
     if not dimensions:
         none = "No dimension of the hidden vectors stands far from the others in most layers."
-        return Line(none, "Nothing has to be kept apart.", figure)
+        return Advice(none, "Nothing has to be kept apart.", figure)
     shares = (metrics[f"{OUTLIERS.name}/{name}"] for name in ("share_of_dimensions", "share_of_length"))
     few, length = compared(brief_share, *shares)
     scores = metrics.get(f"{SCORE.name}/share_of_outliers/mean")
@@ -92,10 +92,10 @@ def _outliers(metrics: Mapping[str, float], dimensions: Sequence[int]) -> Line:
         f"{_dimensions(dimensions)} {are} of the hidden vectors: {few} of the dimensions make up {length} of the squared "
         f"length of the mean vector{decide}."
     )
-    return Line(found, "Do not prune them, and keep them in a wider format when you quantise.", figure)
+    return Advice(found, "Do not prune them, and keep them in a wider format when you quantise.", figure)
 
 
-def _sinks(metrics: Mapping[str, float], *, causal: bool) -> Line | None:
+def _sinks(metrics: Mapping[str, float], *, causal: bool) -> Advice | None:
     figure = f"{SINKS.name}_rate"
     parts = [f"{SINKS.name}/text/{bos}" for bos in ("with_bos", "without_bos")]
     begin = next((part for part in parts if f"{part}/mass/first" in metrics), None)
@@ -110,7 +110,7 @@ def _sinks(metrics: Mapping[str, float], *, causal: bool) -> Line | None:
         keep = "Keep it in the cache when you cut the beginning of a text" if causal else keep
     if rate < SINK:
         rare = f"No token is a sink in many heads: {tokens} most often, in {brief_share(rate)} of them."
-        return Line(rare, "Inputs can be cut anywhere.", figure)
+        return Advice(rare, "Inputs can be cut anywhere.", figure)
     mass, contribution = (metrics[f"{begin}/{name}/{position}"] for name in ("mass", "contribution"))
     short, weight, norm = compared(brief_share, rate, mass, contribution)
     read = ", and read maps of attention by contribution rather than by weight" if contribution < mass else ""
@@ -118,14 +118,14 @@ def _sinks(metrics: Mapping[str, float], *, causal: bool) -> Line | None:
         f"On average, {tokens} {are} in {short} of the heads, with {weight} of the attention weight and {norm} of what heads "
         "contribute."
     )
-    return Line(found, f"{keep}{read}.", figure)
+    return Advice(found, f"{keep}{read}.", figure)
 
 
-def _massive(metrics: Mapping[str, float], massive: pd.DataFrame) -> Line:
+def _massive(metrics: Mapping[str, float], massive: pd.DataFrame) -> Advice:
     figure, of = f"{SINKS.name}_largest", f"{SINKS.name}/massive"
     if not metrics.get(f"{of}/count"):
         none = "The residual stream has no massive activations (more than 100 and 1,000 times the median)."
-        return Line(none, "Nothing has to be done about them.", figure)
+        return Advice(none, "Nothing has to be done about them.", figure)
     first, last = (int(metrics[f"{of}/{name}_layer"]) for name in ("first", "last"))
     where = f"layers {first} to {last}" if first != last else f"layer {first}"
     dimensions = sorted({*massive["dimension"].tolist()})
@@ -140,25 +140,25 @@ def _massive(metrics: Mapping[str, float], massive: pd.DataFrame) -> Line:
         found += f", set to their mean to {number(mean)}"
         if abs(mean - before) < _WORTH * abs(zero - before):
             do += "; where their range is in the way, replace them by their mean, which is a constant"
-    return Line(f"{found}.", f"{do}.", figure)
+    return Advice(f"{found}.", f"{do}.", figure)
 
 
-def _linear_inputs(table: pd.DataFrame) -> Line:
+def _linear_inputs(table: pd.DataFrame) -> Advice:
     massive = table[table["massive"]]
     named = [f"{name} ({brief(ratio)})" for name, ratio in zip(massive["module"], massive["ratio"], strict=True)]
     if not named:
         largest = f"{brief(table['ratio'].max())} times the median, in {table['module'].iloc[0]}"
         found = f"No linear layer has massive inputs: the largest is {largest}."
-        return Line(found, "No module has to be left out for its inputs.", "linear_inputs")
+        return Advice(found, "No module has to be left out for its inputs.", "linear_inputs")
     found = (
         f"The inputs of {len(massive)} of {len(table)} linear layers have values of more than 1,000 times the median: "
         f"{_first(named, 'more')}."
     )
     do = "Do not quantise these modules, or give each token of their inputs a scale of its own."
-    return Line(found, do, "linear_inputs")
+    return Advice(found, do, "linear_inputs")
 
 
-def _skipped(table: pd.DataFrame, modules: Sequence[str], dimensions: Sequence[int]) -> Line:
+def _skipped(table: pd.DataFrame, modules: Sequence[str], dimensions: Sequence[int]) -> Advice:
     """What int8 with one scale per tensor costs, with and without the skip list; whether that helps more than random ones."""
     column, of, to = "change", "the last hidden vectors of held-out data change by {}", "by"
     write: Callable[..., str] = percentage
@@ -181,7 +181,7 @@ def _skipped(table: pd.DataFrame, modules: Sequence[str], dimensions: Sequence[i
         )
         if kept < min(random) and whole - kept >= _WORTH * (whole - sum(before)):
             do = 'Add "skip" of checkup.json to the modules that your quantiser skips.'
-    return Line(f"{found}.", do, "rounding")
+    return Advice(f"{found}.", do, "rounding")
 
 
 def between_numbers(low: str, high: str) -> str:
@@ -189,7 +189,7 @@ def between_numbers(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _formats(table: pd.DataFrame) -> list[Line]:
+def _formats(table: pd.DataFrame) -> list[Advice]:
     found = []
     rows = table.set_index("rounded").to_dict("index")
     for target in (NumberFormat.int8_per_token, NumberFormat.bfloat16):
@@ -206,11 +206,11 @@ def _formats(table: pd.DataFrame) -> list[Line]:
             )
             worse = detectable and row["loss_change"] > 0
             do = "Weigh that against what it saves." if worse else "It can be used as it is."
-        found.append(Line(f"{changes}.", do, "rounding"))
+        found.append(Advice(f"{changes}.", do, "rounding"))
     return found
 
 
-def _by_layer(table: pd.DataFrame) -> Line:
+def _by_layer(table: pd.DataFrame) -> Advice:
     write: Callable[..., str] = brief_share
     measure, what = "change", "changes the last hidden vectors most"
     if table["loss_change"].notna().all():
@@ -220,41 +220,41 @@ def _by_layer(table: pd.DataFrame) -> Line:
     found = (
         f"{_PER_TENSOR}layer {int(rows['layer'].iloc[0])} alone {what}: {most}; half of the layers stay below {usual}."
     )
-    return Line(found, "Look at the modules of this layer first.", "rounding_by_layer")
+    return Advice(found, "Look at the modules of this layer first.", "rounding_by_layer")
 
 
-def _idle(table: pd.DataFrame) -> Line:
+def _idle(table: pd.DataFrame) -> Advice:
     idle = idle_heads(table, IDLE)
     of = f"of {len(table)} heads"
     if not idle:
-        return Line(f"None {of} adds the same vector to every token.", "None can be folded into a bias.", "heads")
+        return Advice(f"None {of} adds the same vector to every token.", "None can be folded into a bias.", "heads")
     found = (
         f"{len(idle)} {of} add nearly the same vector to every token, less than a tenth of an equal share of the variance: "
         f"{head_names(idle)}."
     )
     do = "Candidates to prune: fold their mean into the bias of the output, and check the loss."
-    return Line(found, do, "heads")
+    return Advice(found, do, "heads")
 
 
-def _alike(table: pd.DataFrame) -> Line:
+def _alike(table: pd.DataFrame) -> Advice:
     named = [f"{one} and {other} of layer {layer}" for layer, one, other in alike_heads(table, ALIKE)]
     if not named:
         have_twins = table["twin"].notna().any()
         most = f": at most, they correlate at {number(table['correlation'].max())}" if have_twins else ""
-        return Line(
+        return Advice(
             f"No two heads of a layer add the same vectors to tokens{most}.", "No head can replace another.", "heads"
         )
     these = f"(correlation {number(ALIKE)} or more): {_first(named, 'more pairs')}"
     do = "Candidates to merge: remove one of each pair, double the other, and check the loss."
-    return Line(f"These heads add nearly the same vectors to tokens {these}.", do, "heads")
+    return Advice(f"These heads add nearly the same vectors to tokens {these}.", do, "heads")
 
 
-def _against(table: pd.DataFrame, name: str) -> Line:
+def _against(table: pd.DataFrame, name: str) -> Advice:
     by_weights = table["weights"].notna().all()
     what = "weights" if by_weights else "hidden vectors"
     values = table.set_index("layer")["weights" if by_weights else "vectors"]
     if values.max() == 0:
-        return Line(f"No weight differs from {name}'s.", "Keep only one of the two models.", "against")
+        return Advice(f"No weight differs from {name}'s.", "Keep only one of the two models.", "against")
     where, do = "everywhere alike", "Store all layers: none can be taken from the other model."
     if values.max() > TWICE * values.min():
         most = values[values > (values.max() + values.min()) / 2].index.tolist()
@@ -265,7 +265,7 @@ def _against(table: pd.DataFrame, name: str) -> Line:
         f"Compared with {name}, the {what} of layers have changed by {changed}, {where}; hidden vectors differ by "
         f"{brief_share(float(table['vectors'].iloc[-1]))} after the last layer."
     )
-    return Line(found, do, "against")
+    return Advice(found, do, "against")
 
 
 def _dimensions(dimensions: Sequence[int]) -> str:
@@ -296,7 +296,7 @@ _OF_ANALYSES = (
 _FACTS = ("model_sha256", "dtype", "device", "sequences", "tokens", "versions")
 
 
-def content(result: Result, said: Sequence[Line]) -> dict[str, Any]:
+def content(result: Result, said: Sequence[Advice]) -> dict[str, Any]:
     """Everything for a JSON file: lines, what to skip, and all tables as lists of rows."""
     facts = result.facts
     return {

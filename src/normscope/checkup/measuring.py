@@ -12,7 +12,7 @@ from normscope.analyses.declarations.score import SCORE
 from normscope.analyses.declarations.sinks import SINKS
 from normscope.checkup.against import differences, require_same_shape
 from normscope.checkup.figures import figures_of
-from normscope.checkup.findings import Line, heads_that_stand_out, lines
+from normscope.checkup.findings import Advice, heads_that_stand_out, lines
 from normscope.checkup.heads import HeadOutputs
 from normscope.checkup.linear_inputs import LinearInputs
 from normscope.checkup.passes import Passes
@@ -48,7 +48,7 @@ SHORTEST = 8
 """Tokens of a text that is used."""
 
 
-def measured(options: RunOptions, against: ModelOptions | None, phases: Phases) -> tuple[Result, list[Line]]:
+def measured(options: RunOptions, against: ModelOptions | None, phases: Phases) -> tuple[Result, list[Advice]]:
     """Examine a model.
 
     Args:

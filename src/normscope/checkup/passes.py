@@ -32,7 +32,7 @@ Around = Callable[[LinearCall, Callable[[Tensor], Tensor]], Tensor]
 """Called in place of a linear layer, with its own function; returns its output."""
 
 
-class Outcome(NamedTuple):
+class Returned(NamedTuple):
     """What a model makes of one text."""
 
     loss: float | None
@@ -61,7 +61,7 @@ class Passes:
 
     def run(
         self, batch: Batch, around: Around | None = None, *, start: int = 1, outputs: dict[int, Any] | None = None
-    ) -> Outcome:
+    ) -> Returned:
         """Run one text.
 
         Args:
@@ -89,9 +89,9 @@ class Passes:
         finally:
             hook.remove()
         if self.runner.predictor is None:
-            return Outcome(None, vectors[0])
+            return Returned(None, vectors[0])
         loss = self.runner.loss(batch, inputs, output.logits)
-        return Outcome(loss.total / loss.tokens if loss.tokens else None, vectors[0])
+        return Returned(loss.total / loss.tokens if loss.tokens else None, vectors[0])
 
     @contextlib.contextmanager
     def _replaced(self, around: Around | None, calls: LayerCalls) -> Iterator[None]:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.checkup.passes import LinearCall, Outcome, Passes
+from normscope.checkup.passes import LinearCall, Passes, Returned
 from normscope.data.batching import Batch
 from normscope.maths.quantisation import NumberFormat, rounded
 from normscope.statistics.intervals import Interval, interval_over_texts
@@ -107,7 +107,7 @@ def costs(
     return pd.DataFrame(rows)
 
 
-def summary_of(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, float]:
+def summary_of(before: Sequence[Returned], after: Sequence[Returned]) -> dict[str, float]:
     """`distance` and the loss before and after, means over texts; the 95% intervals of the distance and the loss's change.
 
     Losses are missing (NaN) without a head.

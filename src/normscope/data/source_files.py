@@ -22,7 +22,7 @@ _BLANK_LINES = re.compile(r"\n[ \t]*\n\s*")
 _NAME = 40
 
 
-class Given(NamedTuple):
+class PromptFile(NamedTuple):
     """What files say of a prompt."""
 
     passages: Mapping[str, str]
@@ -51,7 +51,7 @@ def text_in(path: Path, what: str) -> str:
         raise InputError(f"{what}={path}: expected a text in UTF-8: {error}") from error
 
 
-def read_sources(path: Path, row: int = 1) -> Given:
+def read_sources(path: Path, row: int = 1) -> PromptFile:
     """The passages in a file or folder.
 
     Args:
@@ -65,12 +65,12 @@ def read_sources(path: Path, row: int = 1) -> Given:
     """
     if path.is_dir():
         files = sorted(each for each in path.iterdir() if each.is_file() and not each.name.startswith("."))
-        found = Given({each.name: text_in(each, "sources") for each in files})
+        found = PromptFile({each.name: text_in(each, "sources") for each in files})
     elif path.suffix == ".jsonl":
         found = _row(path, row)
     elif path.is_file():
         parts = [part for part in _BLANK_LINES.split(text_in(path, "sources")) if part.strip()]
-        found = Given({f"{number} {_begins(part)}": part for number, part in enumerate(parts, start=1)})
+        found = PromptFile({f"{number} {_begins(part)}": part for number, part in enumerate(parts, start=1)})
     else:
         raise InputError(
             f"sources={path}: expected a file, a folder, or one of chat, sentences, words; there is no such file"
@@ -84,7 +84,7 @@ def _begins(passage: str) -> str:
     return printable(" ".join(passage.split()), _NAME)
 
 
-def _row(path: Path, row: int) -> Given:
+def _row(path: Path, row: int) -> PromptFile:
     lines = [line for line in text_in(path, "sources").split("\n") if line.strip()]
     if not 1 <= row <= len(lines):
         raise InputError(
@@ -103,7 +103,7 @@ def _row(path: Path, row: int) -> Given:
     if answer is not None and not isinstance(answer, str):
         raise InputError(f"{where}: expected `answer` to be a text, got {printable(json.dumps(answer), 60)}")
     passages = dict(_document(where, number, each) for number, each in enumerate(documents, start=1))
-    return Given(passages, content["question"], answer, len(lines))
+    return PromptFile(passages, content["question"], answer, len(lines))
 
 
 def _document(where: str, number: int, document: Any) -> tuple[str, str]:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from normscope.api.answer_sources import RUNNER_UP, Asked, sources_with_progress
+from normscope.api.answer_sources import RUNNER_UP, SourcesCall, sources_with_progress
 from normscope.api.prompt_sources import KINDS
-from normscope.data.source_files import PROMPT, Given, read_sources, text_in
+from normscope.data.source_files import PROMPT, PromptFile, read_sources, text_in
 from normscope.errors import InputError
 from normscope.live.explaining import PAGE
 from normscope.live.texts import as_given, require_kind
@@ -32,14 +32,14 @@ def show_sources(options: RunOptions, prompt: str | None, asked: Mapping[str, st
     Raises:
         InputError: If an argument is invalid, or the model gives no answer.
     """
-    wanted, given = asked.get("sources"), Given({})
+    wanted, given = asked.get("sources"), PromptFile({})
     if wanted is not None and (wanted not in KINDS or Path(wanted).exists()):
         given = read_sources(Path(wanted), _whole("row", asked.get("row", "1")))
     if prompt is None and given.question is None:
         raise InputError("explain: expected a prompt, or sources=FILE.jsonl with questions and documents")
     if (check := asked.get("check", "top")) not in list(Removed):
         raise InputError(f"check={check[:40]}: expected one of {', '.join(Removed)}")
-    arguments = Asked(
+    arguments = SourcesCall(
         passages=given.passages or wanted,
         answer=_text("answer", asked.get("answer", given.answer or GENERATED)),
         against=_text("against", asked.get("against", GENERATED)),
