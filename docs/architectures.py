@@ -141,12 +141,12 @@ def _network(facts: ModelFacts) -> str:
         return ""
     if not facts.has_networks:
         return "no"
-    return "part" if facts.without_attention else "yes"
+    return "part" if facts.not_measured else "yes"
 
 
 def _limits(facts: ModelFacts) -> Iterator[str]:
     """What cannot be observed in a stack, or not in the usual form."""
-    if facts.without_attention:
+    if facts.not_measured:
         yield "hybrid: only layers with softmax attention have a block"
     if facts.is_gated:
         yield "gated: head outputs are multiplied by a gate that depends on the query"

@@ -92,7 +92,7 @@ def tower_row(model_type: str, reads: str) -> Tower:
         _ = loaded.verification
     except InputError as error:
         return Tower(model_type, reads, "", "no", "", _ADVICE.sub("", _ADVICE.sub("", str(error))))
-    network = "no" if not loaded.facts.has_networks else "part" if loaded.facts.without_attention else "yes"
+    network = "no" if not loaded.facts.has_networks else "part" if loaded.facts.not_measured else "yes"
     return Tower(model_type, reads, ", ".join(loaded.facts.norm_positions), network, _tokens(loaded, given), "")
 
 

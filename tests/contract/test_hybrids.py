@@ -124,7 +124,7 @@ def test_measures_of_a_block_equal_those_of_explicit_vectors(model_type):
 @pytest.mark.parametrize("model_type", [name for name in MODELS if name in HYBRIDS])
 def test_layers_without_softmax_attention_have_hidden_vectors_and_no_block(model_type):
     model, facts, inputs, _ = observed(model_type)
-    assert (facts.attends, facts.without_attention) == ([2, 4], [1, 3])
+    assert (facts.attends, [*facts.not_measured]) == ([2, 4], [1, 3])
     hidden: dict[int, torch.Tensor] = {}
     with Observer(model, facts, hidden=range(5)) as observer:
         observer.run(inputs, lambda _block: None, lambda layer, vectors: hidden.update({layer: vectors}))
@@ -134,11 +134,11 @@ def test_layers_without_softmax_attention_have_hidden_vectors_and_no_block(model
     for layer in range(4):  # the last one is given after the final norm
         torch.testing.assert_close(hidden[layer][tokens], expected[layer][tokens])
     with pytest.raises(
-        InputError, match="layer 1 of this .* has no softmax attention; expected layers that have it: 2, 4"
+        InputError, match="layer 1 of this .* has no softmax attention; expected layers that are measured: 2, 4"
     ):
         facts.check_attends("layers", 1)
     assert defined_methods(facts, None, MapStage.BLOCK) == [MapMethod.DECOMPX]
-    with pytest.raises(InputError, match="layers 1, 3 have no softmax attention; use decompx"):
+    with pytest.raises(InputError, match="layers 1, 3 have no softmax attention, and are not measured; use decompx"):
         defined_methods(facts, [MapMethod.ROLLOUT], MapStage.BLOCK)
 
 

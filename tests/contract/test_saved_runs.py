@@ -212,8 +212,8 @@ def test_runs_are_compared_by_files_that_say_what_they_are(tmp_path):
 
 def test_every_fact_of_a_run_is_described():
     results = json.loads((RUN / "results.json").read_text())
-    # Only hybrids have layers without attention, and only models of images and texts have towers.
-    assert results["facts"].keys() == FACTS.keys() - {"layers_without_attention", "tower"}
+    # Only hybrids have layers that are not measured, and only models of images and texts have towers.
+    assert results["facts"].keys() == FACTS.keys() - {"not_measured", "tower"}
 
 
 def metadata_of(path: Path) -> dict[str, str]:

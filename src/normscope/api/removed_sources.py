@@ -21,7 +21,7 @@ def why_not_removed(model: LoadedModel) -> str:
     assert model.next_token_head is not None
     if _POSITIONS not in inspect.signature(model.next_token_head.forward).parameters:
         return f"{model.name} takes no positions, so that the tokens after removed ones would move"
-    if model.facts.without_attention:
+    if model.facts.not_measured:
         return f"some layers of {model.name} pass tokens on without attention, from which nothing can be removed"
     return ""
 

@@ -73,8 +73,8 @@ def _why_undefined(method: MapMethod, facts: ModelFacts) -> str | None:
     """Why a family has no maps of a method; None if it has them."""
     if method is MapMethod.DECOMPX:  # which follows the model's own code
         return None
-    if facts.without_attention:
-        return f"layers {numbered(facts.without_attention)} have no softmax attention; use decompx"
+    if facts.not_measured:
+        return f"{facts.note}; use decompx"
     if facts.has_other_layers:
         return "more than one network follows the attention block of a layer; use decompx"
     if facts.writes_between:

@@ -376,7 +376,7 @@ def held_pass(
         raise InputError(
             "device.map=auto: attribution through all layers needs all weights on one device; leave out device.map"
         )
-    if parts and (facts.without_attention or facts.has_other_layers):
+    if parts and (facts.not_measured or facts.has_other_layers):
         raise InputError(
             f"by: effects of heads and networks need layers of one attention block and one feed-forward network, but some "
             f"layers of this {facts.family} are different; leave out by="

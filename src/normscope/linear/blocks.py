@@ -31,7 +31,16 @@ from normscope.linear.axes import Axes
 from normscope.linear.computed import record
 from normscope.linear.known import KnownTensors, wholes
 from normscope.linear.provenance import Made, begin, keep, keep_result, made_of, noted, writes
-from normscope.linear.refusals import NotRecognisedError, refusal, running_line
+from normscope.linear.refusals import (
+    OTHER_TOKENS,
+    POOLED,
+    WINDOWS,
+    LeftOut,
+    NotRecognisedError,
+    none_measured,
+    refusal,
+    running_line,
+)
 from normscope.linear.residual_sum import Addition
 from normscope.linear.rules import (
     BESIDE,
@@ -112,6 +121,8 @@ class BlockRecogniser(HeldFixed):
         positions: The positions of norms, as far as they are known from an earlier pass. Blocks are then handed out as soon as
             they are complete, without waiting for the next sum.
         projects: Whether it is noted how queries, keys and values are computed, for `projections`.
+        tokens: Number of tokens of a text, in a model of vectors with nothing but self-attention. Its layers that attend within
+            windows, to pooled tokens or with another number of tokens are then left out; see `left_out`.
 
     Raises:
         NotRecognisedError: On exit or before, if the model has attention that is not part of a block, or no attention.
@@ -131,10 +142,11 @@ class BlockRecogniser(HeldFixed):
         untouched: bool = False,
         positions: Positions = lambda _layer, _is_self: None,
         projects: bool = True,
+        tokens: int | None = None,
     ) -> None:
         super().__init__(model, carries=True, wide=True, added=None if layers is None else layers.add)
         self._texts, self._axes, self._layer, self._layers = texts, axes, layer, layers
-        self._proves, self._projects, self.masks_on_host = proves, projects, masks_on_host
+        self._proves, self._projects, self.masks_on_host, self._tokens = proves, projects, masks_on_host, tokens
         self._blocks = OpenBlocks(visit, positions)
         self._attention = WeightedValues(self._split, self._refusal, untouched=untouched)
         self._known = KnownTensors(model, self._refusal, proves=proves)
@@ -143,6 +155,8 @@ class BlockRecogniser(HeldFixed):
         """The line of the model's code that pools tokens, as a head after the last block may."""
         self.is_routed = False
         """Whether the model has chosen the largest of some numbers, as routers of experts do."""
+        self.left_out: dict[int, LeftOut] = {}
+        """Layers whose attention is not measured."""
         self.last: Tensor | None = None
         """The last sum with what the residual connection carries."""
 
@@ -160,7 +174,7 @@ class BlockRecogniser(HeldFixed):
             self._layers.end_pass()
         self._attention.end_pass()
         if not self._blocks.count:
-            raise NotRecognisedError("no softmax attention was found")
+            raise none_measured(self.left_out)
 
     @property
     def unused(self) -> list[str]:
@@ -299,7 +313,7 @@ class BlockRecogniser(HeldFixed):
             return result if leaves else _held(result, call, given, trail)
         if isinstance(step, Step) and trail.written is None:
             if step.mixes and len(step.operands) == 1:
-                return self._projected(call, step, made, trail)
+                return self._projected(call, step, given, made, trail)
             of_factor = made_of(step.factor)
             # A factor that comes from the scores, such as a sink's, changes the weights: it is no gate.
             if isinstance(step.factor, Tensor) and of_factor is not None and of_factor.is_of_scores:
@@ -322,15 +336,34 @@ class BlockRecogniser(HeldFixed):
 
     # 2: the output projection.
 
-    def _projected(self, call: Call, step: Step, made: Made, trail: Trail) -> Tensor:
+    def _projected(self, call: Call, step: Step, given: Sequence[Tensor], made: Made, trail: Trail) -> Any:
         """What W_O makes of the heads."""
         operand = stack_of(step.operands[0])
         result = step.apply(*step.operands, *step.constants)
         axis = -2 if call.name == "conv1d" else -3 if call.name == "conv2d" else -1
+        has = self._has_instead(trail, result.numel() // result.shape[axis] // self._texts)
+        if has and trail.layer is not None:
+            self.left_out.setdefault(trail.layer, LeftOut(has, trail.place))
+            self._blocks.leave_out(trail)
+            return self._plain(call, given, made)
         trail.written = Written(result, step, operand, axis)
         if self._layers is not None:
             self._layers.write(result, trail)
         return start_at(result, trail.output, trail, Made(call.name, made.parents, by_token=False))
+
+    def _has_instead(self, trail: Trail, written: int) -> str:
+        """What a layer has instead of attention that is measured; empty if its attention may be.
+
+        Args:
+            written: Number of vectors of each text that W_O writes.
+        """
+        if self._tokens is None:
+            return ""
+        if any(each.queries < written for each in trail.attention):
+            return WINDOWS
+        if any(each.queries != each.keys for each in trail.attention):
+            return POOLED
+        return "" if written == self._tokens else OTHER_TOKENS
 
     # 3: the sum with what the residual connection carries.
 
@@ -456,6 +489,12 @@ class OpenBlocks:
     def begin(self, trail: Trail) -> None:
         """Take a block that has begun."""
         self._trails.append(trail)
+
+    def leave_out(self, trail: Trail) -> None:
+        """Follow a block no further, and visit it not."""
+        trail.is_closed = True
+        self._trails.remove(trail)
+        trail.handed_over()
 
     def latest(self, given: Sequence[Tensor]) -> Trail | None:
         """The latest open block that tensors belong to."""

@@ -1,13 +1,16 @@
 """Why a model's attention cannot be measured, and where in its code."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from normscope.errors import InputError
+from normscope.rounding import numbered
 
 
 class NotRecognisedError(InputError):
@@ -16,6 +19,44 @@ class NotRecognisedError(InputError):
 
 TWO_BLOCKS = "its layer has two blocks of attention to the same tokens, and so no single number"
 """Why a layer cannot be measured."""
+
+WITHOUT_ATTENTION = "no softmax attention"
+WINDOWS = "attention within windows"
+POOLED = "attention with pooled queries or keys"
+OTHER_TOKENS = "another number of tokens than the first layer"
+"""What a layer has that is not measured, beside layers that are."""
+
+
+class LeftOut(NamedTuple):
+    """A layer that is not measured."""
+
+    has: str
+    """What it has instead of attention that is measured."""
+    place: str
+    """The line of the model's code that multiplies weights by values."""
+
+
+def not_measured(layers: Mapping[int, str]) -> str:
+    """Layers and what they have instead of attention that is measured: `layers 1, 2 have attention within windows`.
+
+    Args:
+        layers: What each of them has, by number.
+    """
+    by_reason: dict[str, list[int]] = {}
+    for layer in sorted(layers):
+        by_reason.setdefault(layers[layer], []).append(layer)
+    return ", ".join(
+        f"layer{'s' * (len(each) > 1)} {numbered(each)} {'have' if len(each) > 1 else 'has'} {has}"
+        for has, each in by_reason.items()
+    )
+
+
+def none_measured(left_out: Mapping[int, LeftOut]) -> NotRecognisedError:
+    """The error for a model of which no layer can be measured."""
+    if not left_out:
+        return NotRecognisedError(f"{WITHOUT_ATTENTION} was found")
+    what = not_measured({layer: each.has for layer, each in left_out.items()})
+    return NotRecognisedError(f"none of its layers can be measured: {what} ({left_out[min(left_out)].place})")
 
 
 def refusal(why: str, layer: int | None, place: str) -> NotRecognisedError:

@@ -115,7 +115,7 @@ class Addition(NamedTuple):
             raise trail.refusal("its values are made of several tokens' vectors each")
         if self.other_made.reads_other_tokens(ancestor):
             raise trail.refusal("what the residual connection carries is made of several tokens' vectors each")
-        if trail.is_self and not all(each.is_square for each in trail.attention):
+        if trail.is_self and any(each.queries != each.keys for each in trail.attention):
             raise trail.refusal("its queries are only some of its keys")
         if any(each.reads_other_tokens(ancestor) for each in trail.beside):
             raise trail.refusal("what runs beside it takes from other tokens as well")

@@ -60,8 +60,9 @@ class Attended:
     query: Made | None
     """None if every text's queries are the same, as where a head pools tokens."""
     value: Made
-    is_square: bool
-    """Whether there are as many queries as keys."""
+    queries: int
+    keys: int
+    """Numbers of queries and of keys of each row of weights."""
     nothing: Callable[[], Tensor]
     """Computes zeros with the axes of what attention returns."""
     numbers: Callable[[int], Numbers | None]
@@ -186,7 +187,8 @@ class WeightedValues:
         attended = Attended(
             of_query,
             of_value,
-            query.shape[2] == key.shape[2],
+            query.shape[2],
+            key.shape[2],
             _zeros_like(result),
             lambda texts: Numbers(call, normaliser) if len(query) == texts else None,
             lambda tensor, _texts: tensor.transpose(axis, -2),
@@ -208,10 +210,9 @@ class WeightedValues:
         def numbers(texts: int) -> Numbers | None:
             return None if scores is None else _numbers(scores, weights, product.values(value), texts)
 
-        is_square = weights.shape[-1] == weights.shape[-2]
         of_query = of_query if of_query.is_of_scores else None
         attended = Attended(
-            of_query, of_value, is_square, _zeros_like(result), numbers, product.returned, product.axis_of_queries
+            of_query, of_value, *weights.shape[-2:], _zeros_like(result), numbers, product.returned, product.axis_of_queries
         )
         if scores is not None:
             reads = computed(value).then(product.values)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from normscope.errors import InputError
 from normscope.linear.layer_calls import ANYWHERE, Places
+from normscope.linear.refusals import WITHOUT_ATTENTION, not_measured
 from normscope.maths.composition import NormPosition
 from normscope.maths.mixing import CROSS_ATTENTION_METHODS, METHODS, Method
 from normscope.rounding import numbered
@@ -63,7 +64,7 @@ class ModelFacts:
     width: int
     """Number of dimensions of hidden vectors; inside a bottleneck, blocks have fewer."""
     layers: int
-    """Number of layers. Some, in hybrids, have hidden vectors but no block."""
+    """Number of layers. Some have hidden vectors but no block: in hybrids, and where attention is within windows."""
     blocks: tuple[BlockFacts, ...]
     """The blocks that are observed, in order."""
     stack: StackName | None = None
@@ -78,6 +79,9 @@ class ModelFacts:
     """Whether something is added to the hidden vectors between layers."""
     calls_function: bool = True
     """Whether attention calls transformers' function, through which masks are rules."""
+
+    left_out: tuple[tuple[int, str], ...] = ()
+    """Layers that attend in a way that is not measured, and what they have instead of attention that is."""
 
     is_plain: bool = True
     """Whether torch's fused attention gives what the model computes, which leaves out soft caps and sinks."""
@@ -104,16 +108,22 @@ class ModelFacts:
 
     @property
     def attends(self) -> list[int]:
-        """The layers with softmax attention, whose blocks can be observed."""
+        """The layers whose blocks can be observed."""
         return [block.layer for block in self.blocks]
 
     @property
-    def without_attention(self) -> list[int]:
-        """The layers without softmax attention."""
-        return sorted({*range(1, self.layers + 1)} - {*self.attends})
+    def not_measured(self) -> dict[int, str]:
+        """The layers that have no block that can be observed, and what they have instead."""
+        has, attends = dict(self.left_out), {*self.attends}
+        return {each: has.get(each, WITHOUT_ATTENTION) for each in range(1, self.layers + 1) if each not in attends}
+
+    @property
+    def note(self) -> str:
+        """Which layers are not measured, and why; empty if all are."""
+        return f"{not_measured(self.not_measured)}, and are not measured" if self.not_measured else ""
 
     def check_attends(self, argument: str, layer: int) -> None:
-        """Check that a layer has softmax attention.
+        """Check that a layer has a block that can be observed.
 
         Args:
             argument: The key or argument that names the layer, for the message.
@@ -121,10 +131,10 @@ class ModelFacts:
         Raises:
             InputError: If it has none.
         """
-        if layer in self.without_attention:
+        if layer in self.not_measured:
             raise InputError(
-                f"{argument}: layer {layer} of this {self.family} has no softmax attention; expected layers that have it: "
-                f"{numbered(self.attends)}"
+                f"{argument}: layer {layer} of this {self.family} has {self.not_measured[layer]}; expected layers that are "
+                f"measured: {numbered(self.attends)}"
             )
 
     @property

@@ -43,7 +43,7 @@ def facts_of(run: Run) -> dict[str, object]:
         "training_step": training_step(vars(options.model), model.folder),
         "device": str(model.device),
         "dtype": number_format(model.model),
-        **({"layers_without_attention": without} if (without := model.facts.without_attention) else {}),
+        **({"not_measured": note} if (note := model.facts.note) else {}),
         "seed": options.seed,
         "examples": counts.read,
         **counts.facts(),

@@ -248,6 +248,6 @@ def _announce(plan: Plan) -> None:
 
 
 def _layers_of(facts: ModelFacts) -> str:
-    """Number of layers, and which of them have a block, if not all do."""
+    """Number of layers, and which of them are not measured."""
     layers = counted(facts.layers, "layer")
-    return f"{layers} (softmax attention in {numbered(facts.attends)})" if facts.without_attention else layers
+    return f"{layers} ({facts.note})" if facts.note else layers

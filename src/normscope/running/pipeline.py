@@ -226,7 +226,7 @@ def conclude(run: Run) -> Result:
     result = joined(parts, run.plan.model.layers)
     # Images come without padding.
     batching = run.plan.model.batching.note if run.plan.model.reader is None else ""
-    of_model = filter(None, [batching, run.plan.model.segments_note])
+    of_model = filter(None, [batching, run.plan.model.segments_note, run.plan.model.facts.note])
     notes = list(dict.fromkeys([*_lost(run), *result.notes, *of_model]))
     result = dataclasses.replace(result, notes=notes, config={**plain(run.plan.options), "resume": None})
     return with_published(result, run.plan.model.files_sha256)

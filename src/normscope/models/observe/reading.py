@@ -29,7 +29,7 @@ from normscope.linear.blocks import Block, BlockRecogniser
 from normscope.linear.layer_calls import LayerCalls, Places
 from normscope.linear.projections import Projections
 from normscope.linear.provenance import AFFINE, Made, ancestors, begin_vectors, made_of
-from normscope.linear.refusals import TWO_BLOCKS, NotRecognisedError
+from normscope.linear.refusals import TWO_BLOCKS, NotRecognisedError, none_measured
 from normscope.linear.rules import DIVISIONS, SUMS
 from normscope.maths.attention import AttentionCall
 from normscope.models.facts import TARGETS, BlockFacts, ModelFacts, StackName, token_mask_of
@@ -91,7 +91,8 @@ class _Reader:
         self._given: dict[Made, int] = {}
         """Which call of a part of a layer, counted from 1, was the first to be given what vectors."""
         self._lists = set[int]()
-        self._recogniser = BlockRecogniser(model, texts, self._visit, lambda: self._calls.number)
+        tokens = token_mask.shape[1] if stack is None and hasattr(model, "random_batch") else None
+        self._recogniser = BlockRecogniser(model, texts, self._visit, lambda: self._calls.number, tokens=tokens)
         begin_layer, end_layer = self._recogniser.begin_layer, self._recogniser.end_layer
         self._calls = LayerCalls(model, texts, self._enter, self._leave, begin=begin_layer, end=end_layer)
 
@@ -114,7 +115,10 @@ class _Reader:
                 active.reset(token)
         for layer in [] if self._in_modules else [*self._sums]:
             self._note_networks(layer, _before_head(made_of(output[0]), self._sums[layer]))
-        blocks = tuple(self._found[layer] for layer in sorted(self._found))
+        left_out = self._recogniser.left_out
+        blocks = tuple(self._found[layer] for layer in sorted({*self._found} - {*left_out}))
+        if not blocks:
+            raise none_measured(left_out)
         return ModelFacts(
             reads_vectors=hasattr(model, "random_batch"),
             family=getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__,
@@ -128,6 +132,7 @@ class _Reader:
             writes_between=self._writes_between and self._in_modules,
             calls_function=self._calls_function,
             is_plain=self._is_plain,
+            left_out=tuple((layer, left_out[layer].has) for layer in sorted(left_out)),
         )
 
     @property
