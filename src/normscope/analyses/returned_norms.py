@@ -63,7 +63,7 @@ class ReturnedNorms:
 
 def sentences(table: pd.DataFrame) -> list[Sentence]:
     """How long vectors are on either side of the last norm, and which categories have high norms."""
-    if not len(table):
+    if {*table["place"]} != {*PLACES}:  # some models return something else than tokens' vectors
         return []
     by_place = table.set_index(["place", "category"])
     before, after = (by_place.xs(place) for place in PLACES)

@@ -135,6 +135,7 @@ def _result_of(model: LoadedModel, texts: "Sequence[_Decomposed]", column: str |
         maps=[each.maps for each in texts],
         sentences=sentences_of(means),
         summaries={"": Summary(wide, digits=3, caption="Mean mixing ratio over tokens")},
+        notes=[model.facts.note] if model.facts.note and asked["layers"] is None else [],
         **described(model, "decompose", [each.maps.title for each in texts], **asked),
     )
 

@@ -71,6 +71,8 @@ class Places(NamedTuple):
     and just those. New vectors are then written over them, and nothing is called when a layer ends. Empty if there are none."""
     axes: Axes | None = None
     """The axes of what layers read and return; None if each tensor's shape has to tell."""
+    within: Axes | None = None
+    """The axes of what the residual connection carries within layers, likewise."""
 
 
 ANYWHERE = Places()

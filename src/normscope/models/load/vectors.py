@@ -88,6 +88,19 @@ class _AttentionWatch(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+class _WidthWatch(TorchFunctionMode):
+    """Notes the number of dimensions of what the first norm or linear layer reads."""
+
+    width: int | None = None
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if self.width is None and getattr(function, "__name__", "") in ("layer_norm", "rms_norm", "linear"):
+            self.width = args[0].shape[-1]
+        return function(*args, **(kwargs or {}))
+
+
 def noise(
     probe: Mapping[str, Tensor], seed: int, inputs: int = 1, region: tuple[Any, ...] = (...,)
 ) -> dict[str, Tensor]:
@@ -189,9 +202,11 @@ class VectorModel(Around):
         self.positions: Positions | None = None if base is None else base.positions
         """What knows the tokens of an input; None if no input has been read, in a model without numbers."""
         self._layer: nn.Module = first_layer(model, probe) if base is None else base._layer
-        self.axes: Axes | None = None if base is None else base.axes
+        self.axes: Axes | None
         """The axes of what enters the first layer; None if the shape has to tell."""
-        entered = _by_input(given_to(self._layer, model, noise(probe, 0)).vectors, 1, None)
+        call = given_to(self._layer, model, noise(probe, 0))
+        self.axes = _axes_of(call) if base is None else base.axes
+        entered = _by_input(call.vectors, 1, self.axes)
         self._takes_several: bool = self._has_batches() if base is None else base._takes_several
         self.table: _Table = _Table(entered.shape[1], entered.shape[2]) if base is None else base.table
         self.eval()
@@ -360,6 +375,15 @@ def given_to(
     with torch.no_grad(), model_code(model), contextlib.suppress(StopForward), on_call(module, stop):
         functional_call(model, dict(changed), kwargs=dict(inputs))
     return found[0]
+
+
+def _axes_of(call: LayerCall) -> Axes | None:
+    """The axes of what a layer reads, on a grid with channels first or last; None if the shape tells."""
+    if call.vectors.ndim != _IMAGES:
+        return None
+    with torch.no_grad(), _WidthWatch() as watch:
+        call.layer(*call.args, **call.kwargs)
+    return Axes.of(call.vectors, 1, width=watch.width)
 
 
 def _by_input(vectors: Float[Tensor, "..."], inputs: int, axes: Axes | None) -> Float[Tensor, "input token model"]:

@@ -39,7 +39,8 @@ class LayerRerun(NamedTuple):
         # What comes before W_O is the same for all variants, so a single text goes in, and all variants come out of W_O,
         # if the layer can go on with more texts than have entered it.
         copies = len(attention) if self.keeps_texts else 1
-        vectors = self.axes.by_model(self.axes.by_text(self.call.vectors, self.texts)[text].repeat(copies, 1, 1))
+        vectors, own = self.axes.by_text(self.call.vectors, self.texts)[text].repeat(copies, 1, 1), self.call.vectors
+        vectors = self.axes.by_model(vectors, (copies, *own.shape[1:]) if own.ndim > 3 else None)
         layer, *given = self.call
         args, kwargs = (self._of_text(each, text, copies) for each in given)
         call = LayerCall(layer, args, kwargs).having(vectors)

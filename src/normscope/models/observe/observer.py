@@ -416,7 +416,7 @@ class _Pass:
             lambda: self._calls.number,
             proves=proves,
             layers=self._layers,
-            axes=facts.places.axes,
+            axes=facts.places.within,
             masks_on_host=self.masks_on_host,
             positions=observer.position,
             projects=observer.projects,
@@ -522,10 +522,11 @@ class _Pass:
     # Visits.
 
     def show_returned(self, output: Any) -> None:
-        """Visit what the model has returned, if that is wanted."""
+        """Visit what the model has returned, if that is wanted and has a vector for each token."""
         beyond = self._observer.facts.layers + 1
         if beyond in self._observer.hidden and self._visitors.hidden is not None:
-            self._visitors.hidden(beyond, full_precision(output[0]))
+            if output[0].shape[:-1] == self.token_mask.shape:
+                self._visitors.hidden(beyond, full_precision(output[0]))
 
     def _show(self, block: Block) -> None:
         """Visit a block."""

@@ -22,7 +22,7 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
-from normscope.linear.axes import USUAL
+from normscope.linear.axes import USUAL, Axes
 from normscope.linear.block_attention import heads_of, is_gated
 from normscope.linear.block_output import norm_position
 from normscope.linear.blocks import Block, BlockRecogniser
@@ -83,7 +83,8 @@ class _Reader:
         """How what the last layer has returned was made."""
         self._writes_between = self._calls_function = False
         self._is_plain = True
-        self._axes = USUAL
+        self._axes = self._within = USUAL
+        """The axes of what layers read, and of what the residual connection carries within them."""
         self._in_modules = True
         self._width = self._hidden = 0
         """Numbers of dimensions of a block, and of what its layer has been given."""
@@ -139,8 +140,9 @@ class _Reader:
     def _places(self) -> Places:
         """Where layers are."""
         if self._in_modules:
-            return Places(frozenset(self._lists), None, self._axes)
-        return Places(None, tuple(self._starts) if len(self._starts) == len(self._found) else (), self._axes)
+            return Places(frozenset(self._lists), None, self._axes, self._within)
+        starts = tuple(self._starts) if len(self._starts) == len(self._found) else ()
+        return Places(None, starts, self._axes, self._within)
 
     def attend(self, module: nn.Module, call: AttentionCall) -> Tensor | None:
         """The attention of a module that calls transformers' function."""
@@ -155,7 +157,7 @@ class _Reader:
         assert trail.written is not None
         if block.layer in self._found:
             raise trail.refusal(TWO_BLOCKS)
-        self._width, self._axes = trail.written.width, trail.axes
+        self._width, self._axes, self._within = trail.written.width, trail.axes, trail.axes
         self._in_modules = self._in_modules and trail.in_layer
         self._sums[block.layer] = trail.made
         heads = heads_of(trail, self._texts)
@@ -173,7 +175,10 @@ class _Reader:
         if trail.in_layer:
             self._lists.add(self._calls.list)
             assert self._calls.call is not None
-            self._hidden = self._calls.call.vectors.shape[self._axes.dimension]
+            entered = self._calls.call.vectors
+            if entered.ndim > 3:  # a layer may read channels first, and attend with channels last
+                self._axes = Axes.of(entered, self._texts, width=self._width)
+            self._hidden = entered.shape[self._axes.dimension]
         else:
             entered = made_of(trail.inputs)
             if entered in self._given:
@@ -189,7 +194,9 @@ class _Reader:
 
     def _leave(self, layer: int, vectors: Tensor) -> None:
         self._left = made_of(vectors)
-        if self._in_modules and vectors.shape[self._axes.dimension] == self._width:  # in front of a bottleneck
+        if self._axes != self._within and layer in self._sums:
+            self._found[layer] = dataclasses.replace(self._found[layer], networks=None)
+        elif self._in_modules and vectors.shape[self._axes.dimension] == self._width:  # in front of a bottleneck
             self._note_networks(layer, self._left)
 
     def _note_networks(self, layer: int, left: Made | None) -> None:

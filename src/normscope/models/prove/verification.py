@@ -255,7 +255,7 @@ class _Proof:
                 lambda: calls.number,
                 untouched=True,
                 positions=self._observer.position,
-                axes=facts.places.axes,
+                axes=facts.places.within,
                 tokens=inputs["attention_mask"].shape[1] if facts.left_out else None,
             )
             calls = LayerCalls(model, texts_of_batch, enter, leave, end=recogniser.end_layer, places=facts.places)
