@@ -132,8 +132,8 @@ def _gate(trail: Trail, texts: int) -> Float[Tensor, "batch head query head_dim"
         ones[each.result] = torch.ones_like(like).unsqueeze(0)
         places[each.result] = (first + torch.arange(like.numel(), device=like.device)).double().view(1, *like.shape)
         first += like.numel()
-    factors = _moved(operand, ones, gated=True).flatten()
-    found = torch.empty_like(factors).index_copy(0, _moved(operand, places, gated=False).flatten().long(), factors)
+    factors = moved(operand, ones, gated=True).flatten()
+    found = torch.empty_like(factors).index_copy(0, moved(operand, places, gated=False).flatten().long(), factors)
     parts = found.split([each.numel() for each in ones.values()])
     by_head = [
         attention.by_head(part.view(ones[attention.result].shape[1:]), texts)
@@ -156,11 +156,11 @@ def _is_gate(step: Step) -> bool:
     return made is not None and not made.is_of_scores
 
 
-def _moved(stack: Stack, known: Mapping[Stack, Tensor], *, gated: bool) -> Tensor:
+def moved(stack: Stack, known: Mapping[Stack, Tensor], *, gated: bool) -> Tensor:
     """What each source contributes to a stack, without the factors in between, or with those of gates alone."""
     if stack in known:
         return known[stack]
-    parts = [_moved(each, known, gated=gated) for each in stack.operands]
+    parts = [moved(each, known, gated=gated) for each in stack.operands]
     step = stack.step
     if step is not None and step.factor is not None and not (gated and _is_gate(step)):
         return parts[0]

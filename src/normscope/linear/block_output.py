@@ -22,7 +22,6 @@ from normscope.linear.projections import Projections
 from normscope.linear.provenance import made_of
 from normscope.linear.rules import Stack, Step, dense
 from normscope.linear.trails import Trail, is_scaled
-from normscope.linear.weighted_values import Attended
 from normscope.maths.composition import NormPosition
 from normscope.maths.normalisation import Normalisation
 from normscope.maths.norms import norm_factors
@@ -175,7 +174,7 @@ class _Finder:
             for units in self._units()
             for each in self._mapped(units, target, bias=False)
         ]
-        sizes = [self._heads(each).shape for each in self._trail.attention]
+        sizes = [each.zeros(self._texts).shape for each in self._trail.attention]
         heads, head_dim = sum(each[1] for each in sizes), sizes[0][3]
         weight = torch.cat(rows)[: heads * head_dim].unflatten(0, (heads, head_dim))
         own = self._written.step.weight
@@ -190,7 +189,7 @@ class _Finder:
 
     def _units(self) -> Iterator[Mapping[Stack, Tensor]]:
         """A unit vector for each dimension of each head, one after another, each for another token."""
-        like = [self._heads(each) for each in self._trail.attention]
+        like = [full_precision(each.zeros(self._texts)) for each in self._trail.attention]
         texts, _, queries, _ = like[0].shape
         count = sum(each.shape[1] * each.shape[3] for each in like)
         at_once = max(1, _AT_ONCE // sum(each.numel() for each in like))
@@ -202,14 +201,9 @@ class _Finder:
                 heads, head_dim = each.shape[1::2]
                 numbers = torch.arange(before, before + heads * head_dim, device=each.device)
                 units = (wanted == numbers).to(each.dtype).view(sources, texts, queries, heads, head_dim)
-                known[attention.result] = _as_returned(units.transpose(2, 3), attention)
+                known[attention.result] = attention.as_returned(units.transpose(2, 3))
                 before += heads * head_dim
             yield known
-
-    def _heads(self, attention: Attended) -> Float[Tensor, "batch head query head_dim"]:
-        """Zeros for what attention returns."""
-        zeros = full_precision(attention.nothing()).movedim(attention.axis, -2)
-        return zeros.reshape(self._texts, -1, *zeros.shape[-2:])
 
     def _mapped(self, known: Mapping[Stack, Tensor], target: Stack, *, bias: bool) -> Tensor:
         """What W_O and the factors on its output make of what attention returns."""
@@ -267,12 +261,6 @@ class _Finder:
         centred = bool(of_ones.abs().max() < 0.5 * of_signs.abs().max())
         weight = of_signs / (signs - signs.mean() if centred else signs)
         return Normalisation(weight, bias if bool(bias.any()) else None, 0.0, centred)
-
-
-def _as_returned(heads: Float[Tensor, "source batch head query head_dim"], attention: Attended) -> Tensor:
-    """Vectors of heads with the axes of what attention returns."""
-    shape = attention.nothing().movedim(attention.axis, -2).shape
-    return heads.reshape(-1, *shape).movedim(-2, attention.axis)
 
 
 def _dividing(norm: Normalisation, value: Tensor, step: Step, smallest: float) -> Normalisation | None:

@@ -33,6 +33,7 @@ from normscope.linear.known import KnownTensors, wholes
 from normscope.linear.provenance import Made, begin, keep, keep_result, made_of, noted, writes
 from normscope.linear.refusals import (
     OTHER_TOKENS,
+    PADDED,
     POOLED,
     WINDOWS,
     LeftOut,
@@ -76,6 +77,7 @@ from normscope.linear.trails import (
 )
 from normscope.linear.weighted_values import Attended, WeightedValues
 from normscope.linear.whole_layers import WholeLayers
+from normscope.linear.windows import leave_windows
 from normscope.maths.attention import AttentionCall
 from normscope.maths.composition import NormPosition
 
@@ -121,8 +123,8 @@ class BlockRecogniser(HeldFixed):
         positions: The positions of norms, as far as they are known from an earlier pass. Blocks are then handed out as soon as
             they are complete, without waiting for the next sum.
         projects: Whether it is noted how queries, keys and values are computed, for `projections`.
-        tokens: Number of tokens of a text, in a model of vectors with nothing but self-attention. Its layers that attend within
-            windows, to pooled tokens or with another number of tokens are then left out; see `left_out`.
+        tokens: Number of tokens of a text, in a model of vectors with nothing but self-attention. Its layers with other tokens
+            are then left out; see `left_out`.
 
     Raises:
         NotRecognisedError: On exit or before, if the model has attention that is not part of a block, or no attention.
@@ -343,9 +345,7 @@ class BlockRecogniser(HeldFixed):
         axis = -2 if call.name == "conv1d" else -3 if call.name == "conv2d" else -1
         has = self._has_instead(trail, result.numel() // result.shape[axis] // self._texts)
         if has and trail.layer is not None:
-            self.left_out.setdefault(trail.layer, LeftOut(has, trail.place))
-            self._blocks.leave_out(trail)
-            return self._plain(call, given, made)
+            return self._left_out(trail, has, call, given, made)
         trail.written = Written(result, step, operand, axis)
         if self._layers is not None:
             self._layers.write(result, trail)
@@ -359,11 +359,19 @@ class BlockRecogniser(HeldFixed):
         """
         if self._tokens is None:
             return ""
-        if any(each.queries < written for each in trail.attention):
-            return WINDOWS
         if any(each.queries != each.keys for each in trail.attention):
             return POOLED
+        if written > self._tokens:
+            return PADDED
+        trail.in_windows = any(each.queries < written for each in trail.attention)
         return "" if written == self._tokens else OTHER_TOKENS
+
+    def _left_out(self, trail: Trail, has: str, call: Call, given: Sequence[Tensor], made: Made) -> Any:
+        """The result of a function with which it turns out that a block cannot be measured, though others can."""
+        assert trail.layer is not None
+        self.left_out.setdefault(trail.layer, LeftOut(has, trail.place))
+        self._blocks.leave_out(trail)
+        return self._plain(call, [release(each) for each in given], made)
 
     # 3: the sum with what the residual connection carries.
 
@@ -372,6 +380,8 @@ class BlockRecogniser(HeldFixed):
         addition = Addition.of(call)
         if addition is not None:
             ancestor = addition.ancestor
+            if addition.trail.in_windows and (ancestor is None or not leave_windows(addition, self._texts)):
+                return self._left_out(addition.trail, WINDOWS, call, given, made)
             return self._network_beside(addition, made) if ancestor is None else self._joined(addition, ancestor)
         if not self._blocks.close_at_next_sum(given):
             return None

@@ -42,6 +42,9 @@ _CROSSES = names(
 """Functions that may bring other tokens into a token's vector. A product of two tensors of the tokens is another."""
 
 
+_INTO_WINDOWS = names("roll pad")
+"""Functions that move whole tokens, into windows for example."""
+
 _MIXES = names("roll cumsum cumprod unfold fft_fft fft_fftn fft_rfft max_pool1d avg_pool1d")
 """Those that add or move neighbours."""
 
@@ -104,22 +107,31 @@ class Made:
             number = number * made.number
         return number
 
-    def comes_from(self, wanted: "Made") -> bool:
-        """Whether the vectors come from others, each token's from its own."""
+    def comes_from(self, wanted: "Made", *, moved: bool = False) -> bool:
+        """Whether the vectors come from others, each token's from its own.
+
+        Args:
+            moved: Whether tokens may have been moved.
+        """
 
         def passes(made: Made) -> bool:
-            return made is self or made.by_token or made.function in PAIRS
+            return made is self or made.by_token or made.function in PAIRS or (moved and made.function in _INTO_WINDOWS)
 
         return any(each is wanted for each in ancestors(self, passes))
 
-    def shared_with(self, carried: "Made") -> "Made | None":
-        """What these vectors come from that a residual connection carries, or an affine map of it; None if there is none."""
+    def shared_with(self, carried: "Made", *, moved: bool = False) -> "Made | None":
+        """What these vectors come from that a residual connection carries, or an affine map of it; None if there is none.
+
+        Args:
+            carried: What it carries.
+            moved: Whether tokens may have been moved since.
+        """
 
         def is_affine(made: Made) -> bool:
             return made.by_token and made.function in AFFINE and (made.function not in TIMES or len(made.parents) == 1)
 
         start = carried.unscaled()
-        return next((each for each in ancestors(start, is_affine) if self.comes_from(each)), None)
+        return next((each for each in ancestors(start, is_affine) if self.comes_from(each, moved=moved)), None)
 
     @property
     def is_of_scores(self) -> bool:
@@ -140,11 +152,12 @@ class Made:
         between = ancestors(self, lambda made: made.unscaled() is not wanted)
         return frozenset(each.function for each in between if each.unscaled() is not wanted) - _APART
 
-    def reads_other_tokens(self, wanted: "Made", *, chosen: bool = True) -> bool:
+    def reads_other_tokens(self, wanted: "Made", *, chosen: bool = True, moved: bool = False) -> bool:
         """Whether, on some way from other vectors to these, a function brings other tokens in.
 
         Args:
             chosen: Whether functions count that may choose tokens alone, as experts do.
+            moved: Whether functions do not count that move tokens.
         """
         reached = {wanted: True}
 
@@ -165,6 +178,7 @@ class Made:
             return False
         between = ancestors(self, lambda made: made is not wanted)
         mixing = [each for each in between if not each.by_token and each is not wanted and reached.get(each)]
+        mixing = [each for each in mixing if not (moved and each.function in _INTO_WINDOWS)]
         return any(chosen or each.function.startswith("conv") or each.function in _MIXES for each in mixing)
 
 

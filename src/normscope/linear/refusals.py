@@ -21,7 +21,8 @@ TWO_BLOCKS = "its layer has two blocks of attention to the same tokens, and so n
 """Why a layer cannot be measured."""
 
 WITHOUT_ATTENTION = "no softmax attention"
-WINDOWS = "attention within windows"
+WINDOWS = "attention within windows that are not followed"
+PADDED = "attention within windows that are padded"
 POOLED = "attention with pooled queries or keys"
 OTHER_TOKENS = "another number of tokens than the first layer"
 """What a layer has that is not measured, beside layers that are."""

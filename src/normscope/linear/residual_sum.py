@@ -51,7 +51,7 @@ class Addition(NamedTuple):
 
         None if the other tensor is that of a network beside attention.
         """
-        return self.trail.query.shared_with(self.other_made)
+        return self.trail.query.shared_with(self.other_made, moved=self.trail.in_windows)
 
     def axes(self, texts: int) -> Axes:
         """The axes of what is carried, as its shape tells.
@@ -90,7 +90,8 @@ class Addition(NamedTuple):
         Args:
             ancestor: What the queries and the residual connection come from.
         """
-        return all(each.value.comes_from(ancestor) for each in self.trail.attention)
+        moved = self.trail.in_windows
+        return all(each.value.comes_from(ancestor, moved=moved) for each in self.trail.attention)
 
     def value_functions(self, ancestor: Made) -> frozenset[str]:
         """The functions that make values from what is carried, in self-attention.
@@ -110,8 +111,10 @@ class Addition(NamedTuple):
             NotRecognisedError: If it is not.
         """
         trail = self.trail
-        values = [each.value for each in trail.attention]
-        if any(each.reads_other_tokens(ancestor) if trail.is_self else each.reads(ancestor) for each in values):
+        values, moved = [each.value for each in trail.attention], trail.in_windows
+        if any(
+            each.reads_other_tokens(ancestor, moved=moved) if trail.is_self else each.reads(ancestor) for each in values
+        ):
             raise trail.refusal("its values are made of several tokens' vectors each")
         if self.other_made.reads_other_tokens(ancestor):
             raise trail.refusal("what the residual connection carries is made of several tokens' vectors each")
@@ -148,11 +151,11 @@ class Addition(NamedTuple):
         assert trail.written is not None
         known: dict[Stack, Tensor] = {}
         for each in trail.attention:
-            one = each.nothing()
-            axis = one.ndim + each.axis
-            place, row = one.shape[axis] // 2, one.select(axis, one.shape[axis] // 2)
+            heads = each.zeros(texts)
+            place = heads.shape[2] // 2
+            row = heads[:, :, place]
             row.copy_(torch.arange(row.numel(), device=row.device).sin().view(row.shape))
-            known[each.result] = one.unsqueeze(0)
+            known[each.result] = each.as_returned(heads.unsqueeze(0))
         (before,) = parts_from(known, [trail.written.operand], bias=False)
         written = trail.written.step.parts([before])
         (after,) = parts_from({trail.output: written, **trail.nothing}, [stack_of(self.wrote)], bias=False)

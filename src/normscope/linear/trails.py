@@ -71,6 +71,8 @@ class Trail:
         """Whether attention is to the same tokens."""
         self.value_functions: frozenset[str] = frozenset()
         """The functions that make values from what the residual connection carries, in self-attention."""
+        self.in_windows = False
+        """Whether tokens attend within windows, into which they are moved."""
         self.in_layer = True
         """Whether a module runs the whole block, and so its layer."""
         self.is_joined = False

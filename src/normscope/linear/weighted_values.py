@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from normscope.linear.computed import Computed, computed
@@ -75,6 +75,28 @@ class Attended:
     """What attention returns."""
     reads: Callable[[], Sequence[Computed]] = tuple
     """Returns how queries, keys and values were computed, with tokens and dimensions as their last axes; empty if unknown."""
+    places: Int[Tensor, "text query head"] | None = None
+    """Which of all rows of what attention returns is each token's in each head, if they are not in order; see `windows`."""
+
+    def zeros(self, texts: int) -> Float[Tensor, "text head query head_dim"]:
+        """Zeros for what attention returns, by head.
+
+        Args:
+            texts: Number of texts.
+        """
+        zeros = self.nothing().movedim(self.axis, -2)
+        if self.places is None:
+            return zeros.reshape(texts, -1, *zeros.shape[-2:])
+        return zeros.reshape(-1, zeros.shape[-1])[self.places].transpose(1, 2)
+
+    def as_returned(self, heads: Float[Tensor, "source text head query head_dim"]) -> Tensor:
+        """Vectors of heads with the axes of what attention returns."""
+        shape = self.nothing().movedim(self.axis, -2).shape
+        if self.places is not None:
+            rows = heads.new_empty(len(heads), self.places.numel(), shape[-1])
+            rows[:, self.places] = heads.transpose(2, 3)
+            heads = rows
+        return heads.reshape(-1, *shape).movedim(-2, self.axis)
 
     def scaled(self, factor: Tensor) -> None:
         """Multiply weights by a factor for each query of each head, computed from their scores, as a sink's.

@@ -102,6 +102,11 @@ class ModelFacts:
             )
 
     @property
+    def is_of_vectors(self) -> bool:
+        """Whether the model is one stack of self-attention between vectors that are no tokens of a text."""
+        return self.reads_vectors and self.stack is None
+
+    @property
     def in_modules(self) -> bool:
         """Whether a module runs each layer, from its input to its output."""
         return self.places.starts is None

@@ -420,7 +420,7 @@ class _Pass:
             masks_on_host=self.masks_on_host,
             positions=observer.position,
             projects=observer.projects,
-            tokens=self.token_mask.shape[1] if facts.left_out else None,
+            tokens=self.token_mask.shape[1] if facts.is_of_vectors else None,
         )
         self._recogniser.explains = explains
         self._calls = LayerCalls(

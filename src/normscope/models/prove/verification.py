@@ -256,7 +256,7 @@ class _Proof:
                 untouched=True,
                 positions=self._observer.position,
                 axes=facts.places.within,
-                tokens=inputs["attention_mask"].shape[1] if facts.left_out else None,
+                tokens=inputs["attention_mask"].shape[1] if facts.is_of_vectors else None,
             )
             calls = LayerCalls(model, texts_of_batch, enter, leave, end=recogniser.end_layer, places=facts.places)
             with calls, recogniser:
