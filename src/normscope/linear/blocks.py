@@ -35,9 +35,11 @@ from normscope.linear.refusals import (
     OTHER_TOKENS,
     PADDED,
     POOLED,
+    TWO_BLOCKS,
     WINDOWS,
     LeftOut,
     NotRecognisedError,
+    TwoBlocksError,
     none_measured,
     refusal,
     running_line,
@@ -159,6 +161,8 @@ class BlockRecogniser(HeldFixed):
         """Whether the model has chosen the largest of some numbers, as routers of experts do."""
         self.left_out: dict[int, LeftOut] = {}
         """Layers whose attention is not measured."""
+        self._entered: Tensor | None = None
+        """What has entered the layer that is running."""
         self.last: Tensor | None = None
         """The last sum with what the residual connection carries."""
 
@@ -369,7 +373,9 @@ class BlockRecogniser(HeldFixed):
     def _left_out(self, trail: Trail, has: str, call: Call, given: Sequence[Tensor], made: Made) -> Any:
         """The result of a function with which it turns out that a block cannot be measured, though others can."""
         assert trail.layer is not None
-        self.left_out.setdefault(trail.layer, LeftOut(has, trail.place))
+        if trail.layer in self.left_out:
+            raise TwoBlocksError(str(trail.refusal(TWO_BLOCKS)))
+        self.left_out[trail.layer] = LeftOut(has, trail.place)
         self._blocks.leave_out(trail)
         return self._plain(call, [release(each) for each in given], made)
 
@@ -380,7 +386,7 @@ class BlockRecogniser(HeldFixed):
         addition = Addition.of(call)
         if addition is not None:
             ancestor = addition.ancestor
-            if addition.trail.in_windows and (ancestor is None or not leave_windows(addition, self._texts)):
+            if addition.trail.in_windows and not (ancestor and leave_windows(addition, self._entered, self._texts)):
                 return self._left_out(addition.trail, WINDOWS, call, given, made)
             return self._network_beside(addition, made) if ancestor is None else self._joined(addition, ancestor)
         if not self._blocks.close_at_next_sum(given):
@@ -438,6 +444,7 @@ class BlockRecogniser(HeldFixed):
                 raise self._refusal("what enters its layer was made where no function mode sees it")
             self._has_begun = True
             begin(vectors)
+        self._entered = vectors
         if self._layers is not None:
             self._layers.enter(number, vectors)
 

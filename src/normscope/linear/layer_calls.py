@@ -1,6 +1,6 @@
 """Which layer of a model is running, and what it reads and returns, without a description of the model.
 
-A layer is an entry of the outermost list that is being called, an `nn.ModuleList` or an `nn.Sequential` of modules of one
+A layer is an entry of the outermost list that is being called, or of a list within its entries if those are stages: an `nn.ModuleList` or an `nn.Sequential` of modules of one
 class, with weights; one that is called twice is two layers. Where no module runs a whole layer, a layer begins when the first
 of its parts is called.
 """
@@ -71,6 +71,8 @@ class Places(NamedTuple):
     and just those. New vectors are then written over them, and nothing is called when a layer ends. Empty if there are none."""
     axes: Axes | None = None
     """The axes of what layers read and return; None if each tensor's shape has to tell."""
+    stages: int | None = None
+    """The list whose entries are stages, if there is one: the layers are in the lists within."""
     within: Axes | None = None
     """The axes of what the residual connection carries within layers, likewise."""
 
@@ -104,8 +106,14 @@ class LayerCalls:
 
     def __post_init__(self) -> None:
         lists = [entries for entries in self.model.modules() if _may_hold_layers(entries)]
-        chosen = range(len(lists)) if self.places.lists is None else sorted(self.places.lists)
-        self._lists = {entry: number for number in chosen for entry in lists[number].children()}
+        chosen, stages = self.places.lists, self.places.stages
+        inner = () if stages is None else {*lists[stages].modules()} - {lists[stages]}
+        self._lists: dict[nn.Module, int] = {}
+        """The list of each entry; layers within stages count as entries of one list."""
+        for number, entries in enumerate(lists):
+            counted = stages if stages is not None and entries in inner else number
+            if number != stages and (chosen is None or counted in chosen):
+                self._lists.update(dict.fromkeys(entries.children(), counted))
         self.calls: dict[int, int] = {}
         """How many entries of each list have been called."""
         self.list = 0

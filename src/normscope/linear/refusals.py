@@ -17,6 +17,10 @@ class NotRecognisedError(InputError):
     """A model has attention whose block cannot be measured exactly."""
 
 
+class TwoBlocksError(NotRecognisedError):
+    """A layer has two blocks of attention to the same tokens."""
+
+
 TWO_BLOCKS = "its layer has two blocks of attention to the same tokens, and so no single number"
 """Why a layer cannot be measured."""
 

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from normscope.linear.axes import Axes
 from normscope.linear.block_attention import moved
 from normscope.linear.residual_sum import Addition
 from normscope.linear.rules import stack_of
@@ -18,17 +19,26 @@ from normscope.linear.weighted_values import Attended, Numbers
 from normscope.maths.attention import AttentionCall, attention
 
 
-def leave_windows(addition: Addition, texts: int) -> bool:
-    """Let a block's attention be between all tokens; False if windows are not made of all tokens, each of them once.
+def leave_windows(addition: Addition, entered: Tensor | None, texts: int) -> bool:
+    """Let a block's attention be between all tokens.
 
     Args:
         addition: The sum with what the residual connection carries.
+        entered: What has entered the layer.
         texts: Number of texts in the batch.
+
+    Returns:
+        False if windows are not made of all tokens, each of them once, or the residual connection carries something else than
+        has entered the layer: other tokens' vectors for example.
     """
     trail = addition.trail
-    if len(trail.attention) > 1:
+    if len(trail.attention) > 1 or entered is None or trail.written is None:
         return False
     with torch._C.DisableTorchFunction():
+        carried = addition.axes(texts).by_text(addition.other, texts)
+        by_layer = Axes.of(entered, texts, width=trail.written.width).by_text(entered, texts)
+        if carried.shape != by_layer.shape or not torch.equal(carried, by_layer):
+            return False
         places = _places(addition, texts)
         if places is None:
             return False

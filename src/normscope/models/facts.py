@@ -64,7 +64,7 @@ class ModelFacts:
     width: int
     """Number of dimensions of hidden vectors; inside a bottleneck, blocks have fewer."""
     layers: int
-    """Number of layers. Some have hidden vectors but no block: in hybrids, and where attention is within windows."""
+    """Number of layers, without those from the first that has another number of tokens. Some have hidden vectors but no block."""
     blocks: tuple[BlockFacts, ...]
     """The blocks that are observed, in order."""
     stack: StackName | None = None
@@ -119,8 +119,8 @@ class ModelFacts:
     @property
     def not_measured(self) -> dict[int, str]:
         """The layers that have no block that can be observed, and what they have instead."""
-        has, attends = dict(self.left_out), {*self.attends}
-        return {each: has.get(each, WITHOUT_ATTENTION) for each in range(1, self.layers + 1) if each not in attends}
+        has, every = dict(self.left_out), range(1, self.layers + 1)
+        return {each: has.get(each, WITHOUT_ATTENTION) for each in sorted({*every, *has} - {*self.attends})}
 
     @property
     def note(self) -> str:

@@ -466,7 +466,7 @@ class _Pass:
 
     def _enter(self, layer: int, vectors: Tensor) -> Tensor | None:
         check_cancelled()
-        if layer <= self._entered:  # another list of parts of layers
+        if layer <= self._entered or layer > self._observer.facts.layers:  # another list of parts of layers, or other tokens
             return None
         self._entered = layer
         if self._observer.facts.in_modules:

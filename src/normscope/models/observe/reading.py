@@ -29,7 +29,14 @@ from normscope.linear.blocks import Block, BlockRecogniser
 from normscope.linear.layer_calls import LayerCalls, Places
 from normscope.linear.projections import Projections
 from normscope.linear.provenance import AFFINE, Made, ancestors, begin_vectors, made_of
-from normscope.linear.refusals import TWO_BLOCKS, NotRecognisedError, none_measured
+from normscope.linear.refusals import (
+    OTHER_TOKENS,
+    TWO_BLOCKS,
+    NotRecognisedError,
+    TwoBlocksError,
+    none_measured,
+    refusal,
+)
 from normscope.linear.rules import DIVISIONS, SUMS
 from normscope.maths.attention import AttentionCall
 from normscope.models.facts import TARGETS, BlockFacts, ModelFacts, StackName, token_mask_of
@@ -65,7 +72,20 @@ def facts_of(
     """
     inputs = _inputs(model, stack) if inputs is None else inputs
     token_mask = token_mask_of(inputs, stack) if token_mask is None else token_mask
-    return _Reader(model, stack, token_mask).facts(inputs)
+    reader = _Reader(model, stack, token_mask)
+    try:
+        return reader.facts(inputs)
+    except TwoBlocksError as error:
+        if reader.tokens is None:
+            raise
+        try:  # entries of the list may be stages, with layers of their own
+            return _Reader(model, stack, token_mask, stages=reader.list).facts(inputs)
+        except NotRecognisedError as other:
+            raise (error if isinstance(other, _NoStagesError) else other) from None
+
+
+class _NoStagesError(NotRecognisedError):
+    """The parts of layers are no layers themselves."""
 
 
 class _Reader:
@@ -73,7 +93,9 @@ class _Reader:
 
     masks_on_host: Sequence[Tensor] = ()
 
-    def __init__(self, model: nn.Module, stack: StackName | None, token_mask: Tensor) -> None:
+    def __init__(
+        self, model: nn.Module, stack: StackName | None, token_mask: Tensor, *, stages: int | None = None
+    ) -> None:
         self._model, self._stack = model, stack
         self._texts = texts = len(token_mask)
         self._found: dict[int, BlockFacts] = {}
@@ -92,10 +114,16 @@ class _Reader:
         self._given: dict[Made, int] = {}
         """Which call of a part of a layer, counted from 1, was the first to be given what vectors."""
         self._lists = set[int]()
-        tokens = token_mask.shape[1] if stack is None and hasattr(model, "random_batch") else None
-        self._recogniser = BlockRecogniser(model, texts, self._visit, lambda: self._calls.number, tokens=tokens)
+        self.tokens = token_mask.shape[1] if stack is None and hasattr(model, "random_batch") else None
+        self._recogniser = BlockRecogniser(model, texts, self._visit, lambda: self._calls.number, tokens=self.tokens)
         begin_layer, end_layer = self._recogniser.begin_layer, self._recogniser.end_layer
-        self._calls = LayerCalls(model, texts, self._enter, self._leave, begin=begin_layer, end=end_layer)
+        self._stages, places = stages, Places(stages=stages)
+        self._calls = LayerCalls(model, texts, self._enter, self._leave, begin=begin_layer, end=end_layer, places=places)
+
+    @property
+    def list(self) -> int:
+        """The list of the last layer that was called."""
+        return self._calls.list
 
     def facts(self, inputs: Mapping[str, Any]) -> ModelFacts:
         """What the model is."""
@@ -117,15 +145,19 @@ class _Reader:
         for layer in [] if self._in_modules else [*self._sums]:
             self._note_networks(layer, _before_head(made_of(output[0]), self._sums[layer]))
         left_out = self._recogniser.left_out
-        blocks = tuple(self._found[layer] for layer in sorted({*self._found} - {*left_out}))
+        for layer in {*self._found} & {*left_out}:
+            raise TwoBlocksError(str(refusal(TWO_BLOCKS, layer, left_out[layer].place)))
+        blocks = tuple(self._found[layer] for layer in sorted(self._found))
         if not blocks:
             raise none_measured(left_out)
+        layers = max(self._calls.calls[each] for each in self._lists) if self._in_modules else len(blocks)
+        others = [layer for layer in left_out if left_out[layer].has == OTHER_TOKENS]
         return ModelFacts(
             reads_vectors=hasattr(model, "random_batch"),
             family=getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__,
             source=_where(model),
             width=self._hidden or self._width,
-            layers=max(self._calls.calls[each] for each in self._lists) if self._in_modules else len(blocks),
+            layers=min([layers, *(layer - 1 for layer in others)]),
             blocks=blocks,
             stack=self._stack,
             routed=self._recogniser.is_routed,
@@ -140,9 +172,9 @@ class _Reader:
     def _places(self) -> Places:
         """Where layers are."""
         if self._in_modules:
-            return Places(frozenset(self._lists), None, self._axes, self._within)
+            return Places(frozenset(self._lists), None, self._axes, self._stages, self._within)
         starts = tuple(self._starts) if len(self._starts) == len(self._found) else ()
-        return Places(None, starts, self._axes, self._within)
+        return Places(None, starts, self._axes, None, self._within)
 
     def attend(self, module: nn.Module, call: AttentionCall) -> Tensor | None:
         """The attention of a module that calls transformers' function."""
@@ -155,8 +187,8 @@ class _Reader:
         if self._stack in TARGETS and block.is_self is (self._stack == "cross"):
             return
         assert trail.written is not None
-        if block.layer in self._found:
-            raise trail.refusal(TWO_BLOCKS)
+        if block.layer in {*self._found, *self._recogniser.left_out}:
+            raise TwoBlocksError(str(trail.refusal(TWO_BLOCKS)))
         self._width, self._axes, self._within = trail.written.width, trail.axes, trail.axes
         self._in_modules = self._in_modules and trail.in_layer
         self._sums[block.layer] = trail.made
@@ -187,6 +219,8 @@ class _Reader:
 
     def _enter(self, layer: int, vectors: Tensor) -> None:
         made = made_of(vectors)
+        if layer == 1 and self._stages is not None and (made is None or made.unscaled().function != "tokens"):
+            raise _NoStagesError("its first layer is not given the tokens' vectors")
         if made is not None:
             self._given.setdefault(made, self._calls.entries)
         if layer > 1 and self._left is not None and made is not None and made.unscaled() is not self._left.unscaled():

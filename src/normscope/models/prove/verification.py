@@ -240,7 +240,8 @@ class _Proof:
                 attention[block.layer] = self._observer.output_of(block, texts_of_batch).attention_output.clone()
 
         def enter(layer: int, vectors: Tensor) -> None:
-            entered.setdefault(layer, vectors.clone())
+            if layer <= facts.layers:
+                entered.setdefault(layer, vectors.clone())
 
         def leave(layer: int, vectors: Tensor) -> None:
             left[layer] = vectors.clone()
@@ -258,7 +259,10 @@ class _Proof:
                 axes=facts.places.within,
                 tokens=inputs["attention_mask"].shape[1] if facts.is_of_vectors else None,
             )
-            calls = LayerCalls(model, texts_of_batch, enter, leave, end=recogniser.end_layer, places=facts.places)
+            begin_layer, end_layer = recogniser.begin_layer, recogniser.end_layer
+            calls = LayerCalls(
+                model, texts_of_batch, enter, leave, begin=begin_layer, end=end_layer, places=facts.places
+            )
             with calls, recogniser:
                 output = model(**given)
         return _Untouched(texts, tokens, entered, left, attention, output[0])
