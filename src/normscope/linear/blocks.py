@@ -39,7 +39,7 @@ from normscope.linear.refusals import (
     WINDOWS,
     LeftOut,
     NotRecognisedError,
-    TwoBlocksError,
+    StageError,
     none_measured,
     refusal,
     running_line,
@@ -363,18 +363,18 @@ class BlockRecogniser(HeldFixed):
         """
         if self._tokens is None:
             return ""
+        if written < self._tokens:
+            return OTHER_TOKENS
         if any(each.queries != each.keys for each in trail.attention):
             return POOLED
-        if written > self._tokens:
-            return PADDED
         trail.in_windows = any(each.queries < written for each in trail.attention)
-        return "" if written == self._tokens else OTHER_TOKENS
+        return "" if written == self._tokens else PADDED
 
     def _left_out(self, trail: Trail, has: str, call: Call, given: Sequence[Tensor], made: Made) -> Any:
         """The result of a function with which it turns out that a block cannot be measured, though others can."""
         assert trail.layer is not None
         if trail.layer in self.left_out:
-            raise TwoBlocksError(str(trail.refusal(TWO_BLOCKS)))
+            raise StageError(str(trail.refusal(TWO_BLOCKS)))
         self.left_out[trail.layer] = LeftOut(has, trail.place)
         self._blocks.leave_out(trail)
         return self._plain(call, [release(each) for each in given], made)

@@ -17,8 +17,8 @@ class NotRecognisedError(InputError):
     """A model has attention whose block cannot be measured exactly."""
 
 
-class TwoBlocksError(NotRecognisedError):
-    """A layer has two blocks of attention to the same tokens."""
+class StageError(NotRecognisedError):
+    """What is read as a layer cannot be measured, and may be a stage, with layers of its own."""
 
 
 TWO_BLOCKS = "its layer has two blocks of attention to the same tokens, and so no single number"
@@ -29,6 +29,7 @@ WINDOWS = "attention within windows that are not followed"
 PADDED = "attention within windows that are padded"
 POOLED = "attention with pooled queries or keys"
 OTHER_TOKENS = "another number of tokens than the first layer"
+AFTER_OTHERS = "layers before with another number of tokens"
 """What a layer has that is not measured, beside layers that are."""
 
 

@@ -22,7 +22,7 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.errors import InputError, one_line
-from normscope.linear.axes import USUAL, Axes
+from normscope.linear.axes import USUAL
 from normscope.linear.block_attention import heads_of, is_gated
 from normscope.linear.block_output import norm_position
 from normscope.linear.blocks import Block, BlockRecogniser
@@ -30,10 +30,10 @@ from normscope.linear.layer_calls import LayerCalls, Places
 from normscope.linear.projections import Projections
 from normscope.linear.provenance import AFFINE, Made, ancestors, begin_vectors, made_of
 from normscope.linear.refusals import (
-    OTHER_TOKENS,
+    AFTER_OTHERS,
     TWO_BLOCKS,
     NotRecognisedError,
-    TwoBlocksError,
+    StageError,
     none_measured,
     refusal,
 )
@@ -75,7 +75,7 @@ def facts_of(
     reader = _Reader(model, stack, token_mask)
     try:
         return reader.facts(inputs)
-    except TwoBlocksError as error:
+    except StageError as error:
         if reader.tokens is None:
             raise
         try:  # entries of the list may be stages, with layers of their own
@@ -117,7 +117,9 @@ class _Reader:
         self.tokens = token_mask.shape[1] if stack is None and hasattr(model, "random_batch") else None
         self._recogniser = BlockRecogniser(model, texts, self._visit, lambda: self._calls.number, tokens=self.tokens)
         begin_layer, end_layer = self._recogniser.begin_layer, self._recogniser.end_layer
-        self._stages, places = stages, Places(stages=stages)
+        self._stages, places = stages, Places(axes=getattr(model, "axes", None), stages=stages)
+        self._others: dict[int, int] = {}
+        """The first layer of each list that leaves another number of tokens than there are."""
         self._calls = LayerCalls(model, texts, self._enter, self._leave, begin=begin_layer, end=end_layer, places=places)
 
     @property
@@ -146,18 +148,23 @@ class _Reader:
             self._note_networks(layer, _before_head(made_of(output[0]), self._sums[layer]))
         left_out = self._recogniser.left_out
         for layer in {*self._found} & {*left_out}:
-            raise TwoBlocksError(str(refusal(TWO_BLOCKS, layer, left_out[layer].place)))
-        blocks = tuple(self._found[layer] for layer in sorted(self._found))
+            raise StageError(str(refusal(TWO_BLOCKS, layer, left_out[layer].place)))
+        layers = max(self._calls.calls[each] for each in self._lists) if self._in_modules else len(self._found)
+        layers = min([layers, *(self._others[each] - 1 for each in self._lists & {*self._others})])
+        if layers < 1:
+            raise StageError("what leaves its first layer has another number of tokens than enter it")
+        blocks = tuple(self._found[layer] for layer in sorted(self._found) if layer <= layers)
         if not blocks:
             raise none_measured(left_out)
-        layers = max(self._calls.calls[each] for each in self._lists) if self._in_modules else len(blocks)
-        others = [layer for layer in left_out if left_out[layer].has == OTHER_TOKENS]
+        has = {layer: each.has for layer, each in left_out.items()} | {
+            layer: AFTER_OTHERS for layer in self._found if layer > layers
+        }
         return ModelFacts(
             reads_vectors=hasattr(model, "random_batch"),
             family=getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__,
             source=_where(model),
             width=self._hidden or self._width,
-            layers=min([layers, *(layer - 1 for layer in others)]),
+            layers=layers,
             blocks=blocks,
             stack=self._stack,
             routed=self._recogniser.is_routed,
@@ -165,7 +172,7 @@ class _Reader:
             writes_between=self._writes_between and self._in_modules,
             calls_function=self._calls_function,
             is_plain=self._is_plain,
-            left_out=tuple((layer, left_out[layer].has) for layer in sorted(left_out)),
+            left_out=tuple(sorted(has.items())),
         )
 
     @property
@@ -188,7 +195,7 @@ class _Reader:
             return
         assert trail.written is not None
         if block.layer in {*self._found, *self._recogniser.left_out}:
-            raise TwoBlocksError(str(trail.refusal(TWO_BLOCKS)))
+            raise StageError(str(trail.refusal(TWO_BLOCKS)))
         self._width, self._axes, self._within = trail.written.width, trail.axes, trail.axes
         self._in_modules = self._in_modules and trail.in_layer
         self._sums[block.layer] = trail.made
@@ -207,10 +214,8 @@ class _Reader:
         if trail.in_layer:
             self._lists.add(self._calls.list)
             assert self._calls.call is not None
-            entered = self._calls.call.vectors
-            if entered.ndim > 3:  # a layer may read channels first, and attend with channels last
-                self._axes = Axes.of(entered, self._texts, width=self._width)
-            self._hidden = entered.shape[self._axes.dimension]
+            self._axes = self._calls.places.axes or trail.axes  # a layer may read channels first, and attend with them last
+            self._hidden = self._calls.call.vectors.shape[self._axes.dimension]
         else:
             entered = made_of(trail.inputs)
             if entered in self._given:
@@ -219,7 +224,8 @@ class _Reader:
 
     def _enter(self, layer: int, vectors: Tensor) -> None:
         made = made_of(vectors)
-        if layer == 1 and self._stages is not None and (made is None or made.unscaled().function != "tokens"):
+        begins = layer == 1 and self._stages == self._calls.list
+        if begins and (made is None or made.unscaled().function != "tokens"):
             raise _NoStagesError("its first layer is not given the tokens' vectors")
         if made is not None:
             self._given.setdefault(made, self._calls.entries)
@@ -228,6 +234,8 @@ class _Reader:
 
     def _leave(self, layer: int, vectors: Tensor) -> None:
         self._left = made_of(vectors)
+        if self.tokens not in (None, vectors.shape[1]):
+            self._others.setdefault(self._calls.list, layer)
         if self._axes != self._within and layer in self._sums:
             self._found[layer] = dataclasses.replace(self._found[layer], networks=None)
         elif self._in_modules and vectors.shape[self._axes.dimension] == self._width:  # in front of a bottleneck
