@@ -32,13 +32,16 @@ SMALL: dict[int, tuple[str, ...]] = {
 }
 """Sizes, and the config keys that are set to them."""
 
-_SIDE, _PATCH, _FRAMES, _SAMPLES = 32, 8, 64, 4000
-"""Sizes of inputs: rows and columns of pixels and of a patch, frames of a spectrogram, samples."""
+_SIDE, _LARGER_SIDE, _PATCH, _FRAMES, _SAMPLES = 32, 64, 8, 64, 4000
+"""Sizes of inputs: rows and columns of pixels, also of an image with windows and stages, and of a patch, frames of a
+spectrogram, samples."""
 _BANDS = ("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel", "input_dim", "feature_size")
 """Config keys for the number of bands of a spectrogram."""
 _IMAGES = ("pixel_values", "pixel_values_videos", "flattened_patches")
 _SOUNDS = ("input_features", "input_values", "audio_values")
 """What models that read images, or sound, call them."""
+_OF_STAGES = ("num_heads", "num_attention_heads_per_stage")
+"""Config keys for a number of heads of each stage."""
 _GRIDS = ("grid_thw", "image_grid_thw", "spatial_shapes", "grid_hws", "image_grid_hws", "tgt_sizes", "target_sizes")
 """What models of patches in a row call the numbers of frames, rows and columns."""
 _ADVICE = re.compile(r"^model: |^\w+ is refused because |; set model(?:.name)? to another model.*$|^model=\w+: ")
@@ -148,10 +151,13 @@ def _sizes_by_key(config: Any) -> dict[str, int]:
     """Small numbers of layers, heads and dimensions."""
     own = vars(config)
     sizes = {name: number for number, names in SMALL.items() for name in names}
-    if isinstance(own.get("num_heads"), list | tuple):  # one number for each stage
+    if any(isinstance(own.get(name), list | tuple) for name in _OF_STAGES):
         sizes = {name: number for name, number in sizes.items() if name not in SMALL[32]}
     if isinstance(own.get("depths"), list | tuple):
         config.depths = [1] * len(own["depths"])
+    if own.get("global_attn_indexes"):
+        config.global_attn_indexes = [1]  # of two layers, the first attends within windows
+        sizes["window_size"] = 2
     kinds = own.get("layer_types")
     if kinds:
         layers = max(kinds.index(kind) for kind in set(kinds)) + 1
@@ -166,6 +172,8 @@ def _sizes_of_images(config: Any) -> dict[str, int]:
     """Small images of small patches."""
     own = vars(config)
     if not isinstance(own.get("patch_size"), int):
+        if isinstance(own.get("image_size"), list | tuple):
+            config.image_size = [_LARGER_SIDE] * len(own["image_size"])
         return {}
     patch = min(_PATCH, own["patch_size"])
     if isinstance(own.get("depths"), list | tuple):  # windows and stages need room
@@ -227,7 +235,7 @@ def _images(config: Any) -> list[tuple[int, ...]]:
     videos = [(1, frames, colours, side, side), (1, colours, frames, side, side), (1, 1, colours, side, side)]
     packed = [(rows * rows, pixels), (1, rows * rows, pixels), (rows * rows, colours, patch, patch)]
     packed.append((1, colours, patch, rows * rows * patch))
-    return [(1, colours, side, side), (1, colours, 64, 64), *videos, *packed]
+    return [(1, colours, side, side), (1, colours, _LARGER_SIDE, _LARGER_SIDE), *videos, *packed]
 
 
 def _sizes(config: Any) -> tuple[int, int, int, int]:

@@ -138,7 +138,7 @@ def test_layers_without_softmax_attention_have_hidden_vectors_and_no_block(model
     ):
         facts.check_attends("layers", 1)
     assert defined_methods(facts, None, MapStage.BLOCK) == [MapMethod.DECOMPX]
-    with pytest.raises(InputError, match="layers 1, 3 have no softmax attention, and are not measured; use decompx"):
+    with pytest.raises(InputError, match="layers 1, 3 have no softmax attention; use decompx"):
         defined_methods(facts, [MapMethod.ROLLOUT], MapStage.BLOCK)
 
 

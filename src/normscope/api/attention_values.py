@@ -129,7 +129,7 @@ def asked_of(
     if top is not None and top < 1:
         raise InputError(f"top={top}: expected a number of keys, 1 or more")
     facts = model.facts
-    numbers = within("layers", layers, 1, model.layers) or list(facts.attends)
+    numbers = within("layers", layers, 1, facts.last) or list(facts.attends)
     for layer in numbers:
         facts.check_attends("layers", layer)
     if facts.heads_differ and (heads is not None or reduce is None):

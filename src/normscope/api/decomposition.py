@@ -92,7 +92,7 @@ def decompose(
         _ = model.layers_verification
     of_level = Level(level)
     batch = batch_from_texts(model, text, of_level)
-    wanted = within("layers", layers, 1, model.layers)
+    wanted = within("layers", layers, 1, model.facts.last)
     for layer in wanted or ():
         model.facts.check_attends("layers", layer)
     if queries is not None and (feed_forward or of_level is Level.word):

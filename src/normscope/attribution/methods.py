@@ -4,10 +4,10 @@ import enum
 from collections.abc import Collection
 
 from normscope.errors import InputError
+from normscope.linear.refusals import not_measured
 from normscope.maths.layer_composition import WHOLE_LAYER
 from normscope.models.blocks.block import GATED, NOT_LINEAR
 from normscope.models.facts import ModelFacts
-from normscope.rounding import numbered
 
 
 class MapMethod(enum.StrEnum):
@@ -74,7 +74,7 @@ def _why_undefined(method: MapMethod, facts: ModelFacts) -> str | None:
     if method is MapMethod.DECOMPX:  # which follows the model's own code
         return None
     if facts.not_measured:
-        return f"{facts.note}; use decompx"
+        return f"{not_measured(facts.not_measured)}; use decompx"
     if facts.has_other_layers:
         return "more than one network follows the attention block of a layer; use decompx"
     if facts.writes_between:

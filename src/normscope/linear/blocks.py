@@ -226,6 +226,7 @@ class BlockRecogniser(HeldFixed):
         if "attention" in call.name and call.name != "scaled_dot_product_attention":
             raise self._refusal(f"{call.name} computes it in a way that is not known")
         self._known.require(call, read, made)
+        self._attention.read(call, read)
 
     def _noted(self, call: Call, given: Sequence[Tensor], made: Made) -> Any:
         """The result of a function of tensors that depend on the tokens: in a block, where one begins, or outside."""
@@ -363,11 +364,12 @@ class BlockRecogniser(HeldFixed):
         """
         if self._tokens is None:
             return ""
-        if written < self._tokens:
+        others = any(each.has == OTHER_TOKENS for each in self.left_out.values())
+        if written < self._tokens or (others and written > self._tokens):
             return OTHER_TOKENS
         if any(each.queries != each.keys for each in trail.attention):
             return POOLED
-        trail.in_windows = any(each.queries < written for each in trail.attention)
+        trail.in_windows = trail.layer is not None and any(each.queries < written for each in trail.attention)
         return "" if written == self._tokens else PADDED
 
     def _left_out(self, trail: Trail, has: str, call: Call, given: Sequence[Tensor], made: Made) -> Any:

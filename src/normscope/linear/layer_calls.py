@@ -1,8 +1,8 @@
 """Which layer of a model is running, and what it reads and returns, without a description of the model.
 
-A layer is an entry of the outermost list that is being called, or of a list within its entries if those are stages: an `nn.ModuleList` or an `nn.Sequential` of modules of one
-class, with weights; one that is called twice is two layers. Where no module runs a whole layer, a layer begins when the first
-of its parts is called.
+A layer is an entry of the outermost list that is being called, an `nn.ModuleList` or an `nn.Sequential` of modules of one
+class, with weights; one that is called twice is two layers. If these entries are stages, layers are those of the lists within.
+Where no module runs a whole layer, a layer begins when the first of its parts is called.
 """
 
 import contextlib

@@ -247,6 +247,8 @@ def _by_token(call: Call, given: Sequence[Tensor], of_tokens: int) -> bool:
         return _is_last_axis(call, given[0].ndim)
     if name in _JOINED:
         return of_tokens < 2 or _is_last_axis(call, given[0].ndim) or _joins_pieces(call, given)
+    if name == "pad":
+        return not any(call.kwargs.get("pad", call.args[1] if len(call.args) > 1 else (1,)))
     if name == "__getitem__":
         return not any(each.dtype in _INDICES for each in tensors_in(call.args[1]))
     return name not in _CROSSES

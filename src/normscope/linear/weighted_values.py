@@ -140,11 +140,18 @@ class WeightedValues:
         self._calls = FusedCalls()
         self._unused: dict[object, str] = {}
         """Softmaxes of scores that have not multiplied anything yet: the line of the model's code."""
+        self._unread = set[object]()
+        """Those that no function has read either, so that they make no difference."""
 
     @property
     def unused(self) -> list[str]:
-        """The lines of softmaxes of scores that have multiplied nothing."""
-        return [*self._unused.values()]
+        """The lines of softmaxes of scores that have multiplied nothing, though something has read them."""
+        return [line for softmax, line in self._unused.items() if softmax not in self._unread]
+
+    def read(self, call: Call, given: Sequence[Tensor]) -> None:
+        """Note which softmaxes a function reads, other than to move them or to give them a type."""
+        if call.name not in SAME:
+            self._unread -= {each._softmax for each in given if hasattr(each, "_softmax")}
 
     def end_pass(self) -> None:
         """Check that nothing is left over.
@@ -170,6 +177,7 @@ class WeightedValues:
             self._unused[object()] = line()
         if call.name in _SOFTMAX and (made.is_of_scores or _is_of_pairs(result)):
             self._unused[result._softmax] = line()  # type: ignore[attr-defined]
+            self._unread.add(result._softmax)  # type: ignore[attr-defined]
 
     def of(self, call: Call, given: Sequence[Tensor], made: Made) -> tuple[Attended | None, Tensor] | None:
         """What a function is as attention, and what it returns; None if it multiplies no weights by values.
@@ -234,7 +242,13 @@ class WeightedValues:
 
         of_query = of_query if of_query.is_of_scores else None
         attended = Attended(
-            of_query, of_value, *weights.shape[-2:], _zeros_like(result), numbers, product.returned, product.axis_of_queries
+            of_query,
+            of_value,
+            *weights.shape[-2:],
+            _zeros_like(result),
+            numbers,
+            product.returned,
+            product.axis_of_queries,
         )
         if scores is not None:
             reads = computed(value).then(product.values)

@@ -64,7 +64,7 @@ class ModelFacts:
     width: int
     """Number of dimensions of hidden vectors; inside a bottleneck, blocks have fewer."""
     layers: int
-    """Number of layers, without those from the first that has another number of tokens. Some have hidden vectors but no block."""
+    """Number of layers with hidden vectors, up to the first that changes the number of tokens. Some may have no block."""
     blocks: tuple[BlockFacts, ...]
     """The blocks that are observed, in order."""
     stack: StackName | None = None
@@ -125,7 +125,12 @@ class ModelFacts:
     @property
     def note(self) -> str:
         """Which layers are not measured, and why; empty if all are."""
-        return f"{not_measured(self.not_measured)}, and are not measured" if self.not_measured else ""
+        return f"not measured: {not_measured(self.not_measured)}" if self.not_measured else ""
+
+    @property
+    def last(self) -> int:
+        """The number of the last layer, even if that is not measured."""
+        return max([self.layers, *self.not_measured])
 
     def check_attends(self, argument: str, layer: int) -> None:
         """Check that a layer has a block that can be observed.

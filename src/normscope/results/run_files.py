@@ -62,7 +62,9 @@ FACTS: Mapping[str, Fact] = {
     "training_step": Fact("integer", "Training step of the checkpoint."),
     "device": Fact("string", "The device that the model ran on."),
     "dtype": Fact("string", "Number format of the weights."),
-    "not_measured": Fact("string", "The layers that are not measured, and what they have instead of attention that is."),
+    "not_measured": Fact(
+        "string", "The layers that are not measured, and what they have instead of attention that is."
+    ),
     "seed": Fact("integer", "Seed of all random choices."),
     "examples": Fact("integer", "Number of examples read."),
     "skipped": Fact("object", "Number of examples skipped, by reason.", "integer"),

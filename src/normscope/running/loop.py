@@ -22,7 +22,7 @@ from normscope.models.stored.stored_weights import number_format, offloaded_to
 from normscope.reporting.run_folder import LOCK, RunFolder
 from normscope.reporting.terminal import say, say_detail
 from normscope.reporting.tracker import Tracker, no_tracker
-from normscope.rounding import counted, number, numbered
+from normscope.rounding import counted, number
 from normscope.running.checkpoint import Checkpoint, Position
 from normscope.running.memory import BatchRunner, explain_out_of_memory
 from normscope.running.options import RunOptions

@@ -236,19 +236,19 @@ def chosen_layers(layers: Any, facts: ModelFacts) -> list[int]:
     Raises:
         InputError: If it is neither `all` nor a list of layers of the model that have softmax attention.
     """
-    count = facts.layers
+    count = facts.last
     if layers == "all":
         return facts.attends
     numbers = layers if isinstance(layers, list) else [layers]
     for number in numbers:
-        if type(number) is int:
-            facts.check_attends("layers", number)
         if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= count:
             raise InputError(
                 f"layers={layers}: expected all or numbers from 1 to {count} (this model's layers), got {number!r}"
             )
     if not numbers:
         raise InputError(f"layers=[]: expected all or numbers from 1 to {count}")
+    for number in numbers:
+        facts.check_attends("layers", number)
     return sorted(set(numbers))
 
 

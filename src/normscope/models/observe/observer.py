@@ -466,7 +466,9 @@ class _Pass:
 
     def _enter(self, layer: int, vectors: Tensor) -> Tensor | None:
         check_cancelled()
-        if layer <= self._entered or layer > self._observer.facts.layers:  # another list of parts of layers, or other tokens
+        if (
+            layer <= self._entered or layer > self._observer.facts.layers
+        ):  # another list of parts of layers, or other tokens
             return None
         self._entered = layer
         if self._observer.facts.in_modules:
@@ -523,10 +525,9 @@ class _Pass:
 
     def show_returned(self, output: Any) -> None:
         """Visit what the model has returned, if that is wanted and has a vector for each token."""
-        beyond = self._observer.facts.layers + 1
-        if beyond in self._observer.hidden and self._visitors.hidden is not None:
-            if output[0].shape[:-1] == self.token_mask.shape:
-                self._visitors.hidden(beyond, full_precision(output[0]))
+        beyond, visit = self._observer.facts.layers + 1, self._visitors.hidden
+        if beyond in self._observer.hidden and visit is not None and output[0].shape[:-1] == self.token_mask.shape:
+            visit(beyond, full_precision(output[0]))
 
     def _show(self, block: Block) -> None:
         """Visit a block."""

@@ -120,7 +120,9 @@ class _Reader:
         self._stages, places = stages, Places(axes=getattr(model, "axes", None), stages=stages)
         self._others: dict[int, int] = {}
         """The first layer of each list that leaves another number of tokens than there are."""
-        self._calls = LayerCalls(model, texts, self._enter, self._leave, begin=begin_layer, end=end_layer, places=places)
+        self._calls = LayerCalls(
+            model, texts, self._enter, self._leave, begin=begin_layer, end=end_layer, places=places
+        )
 
     @property
     def list(self) -> int:
@@ -214,7 +216,9 @@ class _Reader:
         if trail.in_layer:
             self._lists.add(self._calls.list)
             assert self._calls.call is not None
-            self._axes = self._calls.places.axes or trail.axes  # a layer may read channels first, and attend with them last
+            self._axes = (
+                self._calls.places.axes or trail.axes
+            )  # a layer may read channels first, and attend with them last
             self._hidden = self._calls.call.vectors.shape[self._axes.dimension]
         else:
             entered = made_of(trail.inputs)
