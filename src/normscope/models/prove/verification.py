@@ -292,11 +292,21 @@ def _untouched_attention(model: PreTrainedModel, facts: ModelFacts) -> str:
 
 
 def _some_changed(replacement: Replacement) -> Replacement:
-    """Other vectors for the second and third of every four tokens, so that the others have such neighbours on both sides."""
+    """Other vectors for the second and third of every four tokens, so that the others have such neighbours on both sides.
+
+    Of many tokens, they are any half: rows of patches that have been moved would have the same places among every four.
+    """
     values = replacement.values
-    places = torch.arange(values.shape[1], device=values.device) % 4
-    is_changed = ((places == 1) | (places == 2)).unsqueeze(-1)
+    places = torch.arange(values.shape[1]) % 4
+    is_changed = (places == 1) | (places == 2)
+    if len(places) > _MANY:
+        is_changed = torch.rand(len(places), generator=torch.Generator().manual_seed(0)) < 0.5
+    is_changed = is_changed.to(values.device).unsqueeze(-1)
     return replacement._replace(values=torch.where(is_changed, values.roll(1, dims=-1) + values[:, :1], values))
+
+
+_MANY = 12
+"""Tokens beyond which a random half has neighbours of either kind."""
 
 
 class _Comparison:

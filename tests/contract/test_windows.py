@@ -1,0 +1,257 @@
+"""Attention within windows of an image: blocks are those of every pair of tokens, and layers with other tokens are named."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import normscope
+from normscope.errors import InputError
+from normscope.maths.mixing import Method
+from normscope.models.observe.check import Check
+from normscope.models.observe.observer import Observer
+from tests.contract.test_images import pixels
+from tests.contract.test_vectors import made
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "image_size": 24, "patch_size": 4}
+OTHER = "another number of tokens than the first layer"
+PADDED = "attention within windows that are padded"
+
+
+def sam(**options):
+    windows = {"window_size": 3, "global_attn_indexes": [1, 3]} | options
+    return transformers.SamVisionModel(transformers.SamVisionConfig(**SIZES, mlp_dim=24, output_channels=8, **windows))
+
+
+def vitdet(**options):
+    windows = {"window_size": 3, "window_block_indices": [0, 2]} | options
+    return transformers.VitDetModel(transformers.VitDetConfig(**SIZES, mlp_ratio=2, **windows))
+
+
+def swin(**options):
+    sizes = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4]}
+    return transformers.SwinModel(transformers.SwinConfig(**sizes | options, window_size=4))
+
+
+def hiera():
+    sizes = {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "image_size": [32, 32], "masked_unit_size": [4, 4]}
+    stages = {"masked_unit_attention": [True, False], "num_query_pool": 1}
+    return transformers.HieraModel(transformers.HieraConfig(**sizes, **stages))
+
+
+def sam2():
+    stages = {"blocks_per_stage": [2, 1], "embed_dim_per_stage": [16, 32], "num_attention_heads_per_stage": [2, 4]}
+    more = {"window_size_per_stage": [4, 4], "global_attention_blocks": [1], "num_query_pool_stages": 1}
+    config = transformers.Sam2HieraDetConfig(
+        hidden_size=16, num_attention_heads=2, image_size=[32, 32], **stages, **more
+    )
+    return transformers.AutoModel.from_config(config)
+
+
+Windows = Callable[[nn.Module, int], list[int]]
+"""Gives the window of each token, row by row, for a layer and the number of rows."""
+
+
+def of_size(layer: nn.Module, rows: int) -> list[int]:
+    """Of patches in squares; one of all patches without a size."""
+    size = layer.window_size or rows
+    return [row // size * rows + column // size for row, column in itertools.product(range(rows), repeat=2)]
+
+
+def shifted(layer: nn.Module, rows: int) -> list[int]:
+    """Of patches in squares after a shift, which leaves apart those that were at opposite edges."""
+    size, shift, found = layer.window_size, layer.shift_size, []
+    for place in itertools.product(range(rows), repeat=2):
+        moved = [(each - shift) % rows for each in place]
+        edges = [each >= rows - shift for each in moved] if shift else [False, False]
+        found.append(hash((*(each // size for each in moved), *edges)))
+    return found
+
+
+def of_units(_layer: nn.Module, rows: int) -> list[int]:
+    """Of every fourth token, as they come."""
+    return [place % 4 for place in range(rows * rows)]
+
+
+def together(layer: nn.Module, x: Tensor) -> list[Tensor]:
+    """Queries, keys and values of one linear layer, by text, head and token."""
+    norm = next(getattr(layer, name) for name in ("layer_norm1", "norm1", "layernorm_before") if hasattr(layer, name))
+    attention = getattr(layer, "attn", getattr(layer, "attention", None))
+    return [each.unflatten(-1, (2, 8)).transpose(1, 2) for each in attention.qkv(norm(x)).chunk(3, dim=-1)]
+
+
+def apart(layer: nn.Module, x: Tensor) -> list[Tensor]:
+    own = layer.attention
+    normed = layer.layernorm_before(x)
+    return [each(normed).unflatten(-1, (2, 8)).transpose(1, 2) for each in (own.q_proj, own.k_proj, own.v_proj)]
+
+
+def no_bias(_layer: nn.Module, query: Tensor, _rows: int) -> Tensor:
+    return query.new_zeros(query.shape[2], query.shape[2])
+
+
+def distances(rows: int, size: int) -> tuple[Tensor, Tensor]:
+    """Rows and columns between two tokens of a window, from 0."""
+    place = torch.arange(rows * rows)
+    own = [(each[:, None] - each + size - 1).clamp(0, 2 * size - 2) for each in (place // rows, place % rows)]
+    return own[0], own[1]
+
+
+def decomposed(layer: nn.Module, query: Tensor, rows: int) -> Tensor:
+    by_row, by_column = distances(rows, layer.window_size or rows)
+    of_rows, of_columns = layer.attn.rel_pos_h[by_row], layer.attn.rel_pos_w[by_column]
+    return torch.einsum("bhqd,qkd->bhqk", query, of_rows + of_columns)
+
+
+def tabled(layer: nn.Module, _query: Tensor, rows: int) -> Tensor:
+    by_row, by_column = distances(rows, layer.window_size)
+    table = layer.attention.relative_position_bias.relative_position_bias_table
+    return table[by_row * (2 * layer.window_size - 1) + by_column].permute(2, 0, 1)
+
+
+CASES = {
+    "sam": (sam, together, decomposed, of_size, 6, {}),
+    "vitdet": (vitdet, together, no_bias, of_size, 6, {}),
+    "swin": (swin, apart, tabled, shifted, 8, {3: OTHER, 4: OTHER}),
+    "hiera": (hiera, together, no_bias, of_units, 8, {3: OTHER, 4: OTHER}),
+    "sam2": (sam2, together, no_bias, of_size, 8, {3: OTHER}),
+    "padded sam": (lambda: sam(window_size=4), together, decomposed, of_size, 6, {1: PADDED, 3: PADDED}),
+}
+
+
+def wrapped(build: Callable[[], nn.Module], side: int):
+    torch.manual_seed(0)
+    model, _ = made(lambda: (build(), {}))
+    return normscope.wrap(model, transformers.ViTImageProcessorPil(size={"height": side, "width": side}))
+
+
+def layers_of(model: nn.Module, kind: str) -> list[nn.Module]:
+    return [each for each in model.modules() if type(each).__name__.endswith(kind)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_blocks_are_those_of_all_pairs_of_tokens(name):
+    build, projected, bias, windows, rows, left_out = CASES[name]
+    model = wrapped(build, 4 * rows)
+    layers = layers_of(model.model, ("Layer", "MultiScaleBlock"))
+    layers = [each for each in layers if hasattr(each, "attn") or hasattr(each, "attention")]
+    assert model.facts.not_measured == left_out
+    assert model.facts.attends == [each for each in range(1, len(layers) + 1) if each not in left_out]
+    inputs = model.model.random_batch(2)
+    entered = {}
+
+    def keep(number, at):
+        def kept(_module, args, output):
+            x, y = args[0], output[0] if isinstance(output, tuple) else output
+            at[number] = [each.movedim(1, -1) if name == "vitdet" else each for each in (x, y)]
+
+        return kept
+
+    handles = [each.register_forward_hook(keep(number, entered)) for number, each in enumerate(layers, start=1)]
+    with torch.no_grad():
+        model.model(**inputs)
+    for handle in handles:
+        handle.remove()
+    found = []
+
+    def visit(block):
+        layer = layers[block.layer - 1]
+        x = entered[block.layer][0].reshape(2, rows * rows, 16)
+        query, key, value = projected(layer, x)
+        window = torch.tensor(windows(layer, rows))
+        if name == "hiera":
+            window = window if layer.attn.use_mask_unit_attn else torch.zeros_like(window)
+        scores = query @ key.mT / 8**0.5 + bias(layer, query, rows)
+        weights = scores.masked_fill(window[:, None] != window, -torch.inf).softmax(-1)
+        own = getattr(layer, "attn", getattr(layer, "attention", None))
+        written = own.proj if hasattr(own, "proj") else own.o_proj
+        transformed = torch.einsum("bhkd,mhd->bhkm", value, written.weight.unflatten(-1, (2, 8)))
+        vectors = torch.einsum("bhqk,bhkm->bqkm", weights, transformed)
+        mine = vectors.diagonal(dim1=1, dim2=2).transpose(-1, -2)
+        mixed = (vectors.sum(dim=2) - mine).norm(dim=-1)
+        near = {"rtol": 0, "atol": 1e-10}
+        torch.testing.assert_close(block.weights, weights, **near)
+        torch.testing.assert_close(block.transformed_norms, transformed.norm(dim=-1), **near)
+        torch.testing.assert_close(block.inputs, x, **near)
+        torch.testing.assert_close(block.attention_output, vectors.sum(dim=2) + written.bias, **near)
+        ratios = block.mixing_ratios
+        torch.testing.assert_close(ratios[Method.ATTN_N], mixed / (mixed + mine.norm(dim=-1)), **near)
+        torch.testing.assert_close(ratios[Method.ATTNRES_N], mixed / (mixed + (mine + x).norm(dim=-1)), **near)
+        found.append(block.layer)
+
+    def visit_network(layer):
+        """The layer run again with the outputs of attention that it had leaves what it has left."""
+        errors.append(float(layer.error().max()))
+        number, of_first = layer.attention.layer, layer.attention.attention_output[:1]
+        again = layer.rerun.outputs(0, of_first.repeat(3, 1, 1))
+        expected = entered[number][1][0].reshape(1, rows * rows, 16).expand(3, -1, -1)
+        torch.testing.assert_close(again, expected, rtol=0, atol=1e-10)
+
+    errors, hidden = [], {}
+    networks = model.facts.has_networks
+    assert networks is (name != "vitdet")
+    every = range(model.facts.layers + 1)
+    with Observer(model.model, model.facts, hidden=every, feed_forward=networks) as observer:
+        observer.run(
+            inputs,
+            visit,
+            lambda layer, vectors: hidden.update({layer: vectors}),
+            visit_network if networks else None,
+            check=Check.TEXTS,
+            proves=True,
+        )
+    assert found == model.facts.attends
+    assert max(errors, default=0) < 1e-12
+    for layer, vectors in hidden.items():
+        x, y = entered[max(layer, 1)]
+        torch.testing.assert_close(vectors, (y if layer else x).reshape(vectors.shape), rtol=0, atol=1e-10)
+
+
+def test_layers_that_are_not_measured_are_named_once():
+    model, images = wrapped(lambda: sam(window_size=4), 24), [pixels(each, (24, 24)) for each in range(2)]
+    note = f"not measured: layers 1, 3 have {PADDED}"
+    result = normscope.run("mixing", model=model, texts=images)
+    assert result.notes.count(note) == 1
+    assert sorted({*result.tables["mixing_by_layer"]["layer"]}) == [2, 4]
+    assert [*normscope.decompose(model, images[0]).notes] == [note]
+    assert not normscope.decompose(model, images[0], layers=[2]).notes
+    expected = rf"^layers: layer 3 of this sam_vision_model has {PADDED}; expected layers that are measured: 2, 4$"
+    with pytest.raises(InputError, match=expected):
+        normscope.run("mixing", model=model, texts=images, layers=[3])
+    with pytest.raises(InputError, match=expected):
+        normscope.decompose(model, images[0], layers=[3])
+
+
+def test_layers_of_later_stages_are_named():
+    model, images = wrapped(swin, 32), [pixels(each) for each in range(2)]
+    result = normscope.run("norms", model=model, texts=images)
+    assert f"not measured: layers 3, 4 have {OTHER}" in result.notes
+    assert {*result.tables["norms_returned"]["place"]} == {"before"}  # what is returned has fewer tokens
+    with pytest.raises(InputError, match=f"layer 4 of this swin has {OTHER}; expected layers that are measured: 1, 2"):
+        normscope.decompose(model, images[0], layers=[4])
+    with pytest.raises(InputError, match="expected a returned vector for each of 64 tokens"):
+        normscope.run("attribution", model=model, texts=images)
+
+
+def test_a_model_of_which_no_layer_can_be_measured_says_why():
+    expected = (
+        rf"none of its layers can be measured: layers 1–4 have {PADDED} \(modeling_sam.py, line \d+, in forward\)"
+    )
+    with pytest.raises(InputError, match=expected):
+        wrapped(lambda: sam(window_size=4, global_attn_indexes=[]), 24)
+
+
+def test_tokens_that_do_not_return_to_their_places_are_refused(monkeypatch):
+    """Rows are moved for good: what a window writes goes to tokens whose values it does not have."""
+    kind = transformers.models.swin.modeling_swin.SwinLayer
+    shift = kind.cyclic_shift
+
+    def columns_alone(self, vectors, reverse=False):
+        return torch.roll(vectors, self.shift_size, dims=2) if reverse else shift(self, vectors)
+
+    monkeypatch.setattr(kind, "cyclic_shift", columns_alone)
+    with pytest.raises(InputError, match="layer 2 cannot be measured: its values are made of several tokens' vectors"):
+        wrapped(lambda: swin(depths=[2, 1]), 32)
