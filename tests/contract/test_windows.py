@@ -128,86 +128,89 @@ def wrapped(build: Callable[[], nn.Module], side: int):
     return normscope.wrap(model, transformers.ViTImageProcessorPil(size={"height": side, "width": side}))
 
 
-def layers_of(model: nn.Module, kind: str) -> list[nn.Module]:
-    return [each for each in model.modules() if type(each).__name__.endswith(kind)]
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    return [each for each in model.modules() if hasattr(each, "window_size") and hasattr(each, "mlp")] or [
+        each for each in model.modules() if type(each).__name__ == "HieraLayer"
+    ]
+
+
+def hooked(model, layers: list[nn.Module], inputs: dict[str, Tensor]) -> dict[int, list[Tensor]]:
+    """What enters and what leaves each layer of the untouched model, by text and token."""
+    found = {}
+
+    def keep(number, channels_first):
+        def kept(_module, args, output):
+            pair = args[0], output[0] if isinstance(output, tuple) else output
+            moved = [each.movedim(1, -1) if channels_first else each for each in pair]
+            found[number] = [each.reshape(2, -1, each.shape[-1]) for each in moved]
+
+        return kept
+
+    first = "VitDet" in type(layers[0]).__name__
+    handles = [each.register_forward_hook(keep(number, first)) for number, each in enumerate(layers, start=1)]
+    with torch.no_grad():
+        model(**inputs)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def compare(block, case: tuple, layer: nn.Module, x: Tensor) -> None:
+    """Compare a block with what all pairs of tokens give."""
+    _, projected, bias, windows, rows, _ = case
+    query, key, value = projected(layer, x)
+    window = torch.tensor(windows(layer, rows))
+    scores = query @ key.mT / 8**0.5 + bias(layer, query, rows)
+    weights = scores.masked_fill(window[:, None] != window, -torch.inf).softmax(-1)
+    own = getattr(layer, "attn", getattr(layer, "attention", None))
+    written = own.proj if hasattr(own, "proj") else own.o_proj
+    transformed = torch.einsum("bhkd,mhd->bhkm", value, written.weight.unflatten(-1, (2, 8)))
+    vectors = torch.einsum("bhqk,bhkm->bqkm", weights, transformed)
+    mine = vectors.diagonal(dim1=1, dim2=2).transpose(-1, -2)
+    mixed = (vectors.sum(dim=2) - mine).norm(dim=-1)
+    ratios = block.mixing_ratios
+    for found, expected in (
+        (block.weights, weights),
+        (block.transformed_norms, transformed.norm(dim=-1)),
+        (block.inputs, x),
+        (block.attention_output, vectors.sum(dim=2) + written.bias),
+        (ratios[Method.ATTN_N], mixed / (mixed + mine.norm(dim=-1))),
+        (ratios[Method.ATTNRES_N], mixed / (mixed + (mine + x).norm(dim=-1))),
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_blocks_are_those_of_all_pairs_of_tokens(name):
-    build, projected, bias, windows, rows, left_out = CASES[name]
+    case = build, *_, rows, left_out = CASES[name]
     model = wrapped(build, 4 * rows)
-    layers = layers_of(model.model, ("Layer", "MultiScaleBlock"))
-    layers = [each for each in layers if hasattr(each, "attn") or hasattr(each, "attention")]
+    layers = layers_of(model.model)
     assert model.facts.not_measured == left_out
     assert model.facts.attends == [each for each in range(1, len(layers) + 1) if each not in left_out]
     inputs = model.model.random_batch(2)
-    entered = {}
-
-    def keep(number, at):
-        def kept(_module, args, output):
-            x, y = args[0], output[0] if isinstance(output, tuple) else output
-            at[number] = [each.movedim(1, -1) if name == "vitdet" else each for each in (x, y)]
-
-        return kept
-
-    handles = [each.register_forward_hook(keep(number, entered)) for number, each in enumerate(layers, start=1)]
-    with torch.no_grad():
-        model.model(**inputs)
-    for handle in handles:
-        handle.remove()
-    found = []
+    vectors, found, errors = hooked(model.model, layers, inputs), [], []
 
     def visit(block):
-        layer = layers[block.layer - 1]
-        x = entered[block.layer][0].reshape(2, rows * rows, 16)
-        query, key, value = projected(layer, x)
-        window = torch.tensor(windows(layer, rows))
-        if name == "hiera":
-            window = window if layer.attn.use_mask_unit_attn else torch.zeros_like(window)
-        scores = query @ key.mT / 8**0.5 + bias(layer, query, rows)
-        weights = scores.masked_fill(window[:, None] != window, -torch.inf).softmax(-1)
-        own = getattr(layer, "attn", getattr(layer, "attention", None))
-        written = own.proj if hasattr(own, "proj") else own.o_proj
-        transformed = torch.einsum("bhkd,mhd->bhkm", value, written.weight.unflatten(-1, (2, 8)))
-        vectors = torch.einsum("bhqk,bhkm->bqkm", weights, transformed)
-        mine = vectors.diagonal(dim1=1, dim2=2).transpose(-1, -2)
-        mixed = (vectors.sum(dim=2) - mine).norm(dim=-1)
-        near = {"rtol": 0, "atol": 1e-10}
-        torch.testing.assert_close(block.weights, weights, **near)
-        torch.testing.assert_close(block.transformed_norms, transformed.norm(dim=-1), **near)
-        torch.testing.assert_close(block.inputs, x, **near)
-        torch.testing.assert_close(block.attention_output, vectors.sum(dim=2) + written.bias, **near)
-        ratios = block.mixing_ratios
-        torch.testing.assert_close(ratios[Method.ATTN_N], mixed / (mixed + mine.norm(dim=-1)), **near)
-        torch.testing.assert_close(ratios[Method.ATTNRES_N], mixed / (mixed + (mine + x).norm(dim=-1)), **near)
+        compare(block, case, layers[block.layer - 1], vectors[block.layer][0])
         found.append(block.layer)
+
+    def visit_hidden(layer, hidden):
+        expected = vectors[layer][1] if layer else vectors[1][0]
+        torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-10)
 
     def visit_network(layer):
         """The layer run again with the outputs of attention that it had leaves what it has left."""
         errors.append(float(layer.error().max()))
-        number, of_first = layer.attention.layer, layer.attention.attention_output[:1]
-        again = layer.rerun.outputs(0, of_first.repeat(3, 1, 1))
-        expected = entered[number][1][0].reshape(1, rows * rows, 16).expand(3, -1, -1)
-        torch.testing.assert_close(again, expected, rtol=0, atol=1e-10)
+        again = layer.rerun.outputs(0, layer.attention.attention_output[:1].repeat(3, 1, 1))
+        torch.testing.assert_close(again, vectors[layer.attention.layer][1][:1].expand(3, -1, -1), rtol=0, atol=1e-10)
 
-    errors, hidden = [], {}
-    networks = model.facts.has_networks
+    networks, every = model.facts.has_networks, range(model.facts.layers + 1)
     assert networks is (name != "vitdet")
-    every = range(model.facts.layers + 1)
     with Observer(model.model, model.facts, hidden=every, feed_forward=networks) as observer:
-        observer.run(
-            inputs,
-            visit,
-            lambda layer, vectors: hidden.update({layer: vectors}),
-            visit_network if networks else None,
-            check=Check.TEXTS,
-            proves=True,
-        )
+        visitors = visit, visit_hidden, visit_network if networks else None
+        observer.run(inputs, *visitors, check=Check.TEXTS, proves=True)
     assert found == model.facts.attends
     assert max(errors, default=0) < 1e-12
-    for layer, vectors in hidden.items():
-        x, y = entered[max(layer, 1)]
-        torch.testing.assert_close(vectors, (y if layer else x).reshape(vectors.shape), rtol=0, atol=1e-10)
 
 
 def test_layers_that_are_not_measured_are_named_once():

@@ -38,11 +38,6 @@ def embedding(
     Raises:
         InputError: If a module's output is not an affine map of the pooled vector, even with what is not linear held fixed.
     """
-    if hidden.shape[:2] != token_mask.shape:
-        raise InputError(
-            f"model: expected a returned vector for each of {token_mask.shape[1]} tokens, from which an embedding is made, got "
-            f"vectors of shape {tuple(hidden.shape)}; leave out attribution and similarity"
-        )
     vectors = wide(pooled(embedder.weights(hidden, token_mask, prompt), hidden))
     for module in _in_float64(embedder.modules, vectors.device):
         given = marked(vectors.clone(), Kind.LINEAR)

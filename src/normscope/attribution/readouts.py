@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from normscope.attribution.embeddings import embedding
+from normscope.errors import InputError
 from normscope.maths.choices import Pooling, ReadoutTarget
 from normscope.maths.embedder import Embedder
 from normscope.maths.tensors import wide
@@ -203,8 +204,18 @@ class EmbeddingReadout(Readout):
         self.embedder = embedder
 
     def answers(self, output: Any, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch _"]:
-        """The embeddings."""
-        return embedding(self.embedder, full_precision(output.last_hidden_state), inputs["attention_mask"].bool())
+        """The embeddings.
+
+        Raises:
+            InputError: If the model does not return a vector for each token.
+        """
+        returned, token_mask = output.last_hidden_state, inputs["attention_mask"].bool()
+        if returned.shape[:-1] != token_mask.shape:
+            raise InputError(
+                f"model: expected a returned vector for each of {token_mask.shape[1]} tokens, to make an embedding, got "
+                f"vectors of shape {tuple(returned.shape)}; leave attribution out, or set model to one with a head"
+            )
+        return embedding(self.embedder, full_precision(returned), token_mask)
 
     def scalars(
         self, answers: Float[Tensor, "batch _"], untouched: Float[Tensor, "batch _"]
