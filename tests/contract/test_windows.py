@@ -258,3 +258,11 @@ def test_tokens_that_do_not_return_to_their_places_are_refused(monkeypatch):
     monkeypatch.setattr(kind, "cyclic_shift", columns_alone)
     with pytest.raises(InputError, match="layer 2 cannot be measured: its values are made of several tokens' vectors"):
         wrapped(lambda: swin(depths=[2, 1]), 32)
+
+
+def test_patches_cannot_be_removed_from_a_grid():
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Sam3ViTConfig(**sizes, image_size=24, patch_size=4, pretrain_image_size=24, window_size=3)
+    model = wrapped(lambda: transformers.AutoModel.from_config(config), 24)
+    with pytest.raises(InputError, match="^model: patches cannot be removed from Sam3ViTModel, whose layers are given"):
+        normscope.run("attribution", model=model, texts=[pixels(0, (24, 24))] * 2)

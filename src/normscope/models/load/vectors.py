@@ -327,6 +327,11 @@ class VectorModel(Around):
 
     def _as_model(self, vectors: Float[Tensor, "text token model"], own: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Vectors with the axes of the model's own; some tokens may be missing."""
+        if own.ndim == _IMAGES and vectors.numel() != own.numel():
+            raise InputError(
+                f"model: patches cannot be removed from {type(self.model).__name__}, whose layers are given them on a grid; leave "
+                "attribution out"
+            )
         axes = Axes.of(own, len(vectors)) if self.axes is None else self.axes
         shape = own.shape if vectors.numel() == own.numel() else vectors.shape[-own.ndim :]
         return axes.by_model(vectors.view_as(vectors), shape)
