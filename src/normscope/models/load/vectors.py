@@ -329,7 +329,7 @@ class VectorModel(Around):
         """Vectors with the axes of the model's own; some tokens may be missing."""
         if own.ndim == _IMAGES and vectors.numel() != own.numel():
             raise InputError(
-                f"model: patches cannot be removed from {type(self.model).__name__}, whose layers are given them on a grid; leave "
+                f"model: patches cannot be removed from {type(self.model).__name__}, whose layers are given a grid; leave "
                 "attribution out"
             )
         axes = Axes.of(own, len(vectors)) if self.axes is None else self.axes
