@@ -180,7 +180,10 @@ def compare(block, case: tuple, layer: nn.Module, x: Tensor) -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = {"sam2", "padded sam"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in CASES])
 def test_blocks_are_those_of_all_pairs_of_tokens(name):
     case = build, *_, rows, left_out = CASES[name]
     model = wrapped(build, 4 * rows)
@@ -260,6 +263,18 @@ def test_tokens_that_do_not_return_to_their_places_are_refused(monkeypatch):
         wrapped(lambda: swin(depths=[2, 1]), 32)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["swin", "hiera", "padded sam"])
+def test_a_folder_has_the_same_layers(name, tmp_path):
+    """Before weights are read, a model without numbers says which layers are measured."""
+    build, *_, rows, _ = CASES[name]
+    model = wrapped(build, 4 * rows)
+    model.model.model.save_pretrained(tmp_path)
+    transformers.ViTImageProcessorPil(size={"height": 4 * rows, "width": 4 * rows}).save_pretrained(tmp_path)
+    assert normscope.load(tmp_path, device="cpu", dtype="float64").facts == model.facts
+
+
+@pytest.mark.slow
 def test_patches_cannot_be_removed_from_a_grid():
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.Sam3ViTConfig(**sizes, image_size=24, patch_size=4, pretrain_image_size=24, window_size=3)

@@ -28,8 +28,8 @@ def leave_windows(addition: Addition, entered: Tensor | None, texts: int) -> boo
         texts: Number of texts in the batch.
 
     Returns:
-        False if windows are not made of all tokens, each of them once, or the residual connection carries something else than
-        has entered the layer: other tokens' vectors for example.
+        False if windows are not made of all tokens of one text each, every token once, or the residual connection carries
+        something else than has entered the layer: other tokens' vectors for example.
     """
     trail = addition.trail
     if len(trail.attention) > 1 or entered is None or trail.written is None:
@@ -60,9 +60,18 @@ def _places(addition: Addition, texts: int) -> Int[Tensor, "text token head"] | 
     added = moved(stack_of(addition.wrote), {addition.trail.output: numbers.double().unsqueeze(0)}, gated=False)
     tokens = addition.axes(texts).by_text(added[0], texts)[..., 0].long() // written.width
     every = torch.arange(len(of_heads), device=rows.device)
-    if (of_heads != of_heads[..., :1]).any() or not torch.equal(tokens.flatten().sort().values, every):
+    if not (of_heads == of_heads[..., :1]).all() or not torch.equal(tokens.flatten().sort().values, every):
         return None
-    return of_heads[tokens][..., 0]
+    places = of_heads[tokens][..., 0]
+    by_window = _owners(places).view(-1, one.queries) // tokens.shape[1]
+    return places if bool((by_window == by_window[:, :1]).all()) else None
+
+
+def _owners(places: Int[Tensor, "text token head"]) -> Int[Tensor, " window_head_query"]:
+    """Whose each query of each window and head is: the number of the token, counted through all texts."""
+    owners = torch.empty(places.numel(), dtype=torch.int64, device=places.device)
+    owners[places.flatten()] = torch.arange(places.numel(), device=places.device) // places.shape[2]
+    return owners
 
 
 def _between_all(one: Attended, places: Int[Tensor, "text token head"]) -> Attended:
@@ -82,9 +91,7 @@ def _between_all(one: Attended, places: Int[Tensor, "text token head"]) -> Atten
         if weights is None:
             unit = torch.eye(one.keys, dtype=call.value.dtype, device=places.device).expand(*call.key.shape[:2], -1, -1)
             weights, _ = attention(*call[:2], unit, *call[3:5], cap=call.cap, sinks=call.sinks)
-        token_of = torch.empty(places.numel(), dtype=torch.int64, device=places.device)
-        token_of[places.flatten()] = torch.arange(texts * tokens, device=places.device).repeat_interleave(heads)
-        keys = (token_of.view(-1, one.keys) % tokens)[places // one.queries]
+        keys = (_owners(places).view(-1, one.keys) % tokens)[places // one.queries]
         rows = weights.reshape(-1, one.keys)[places]
         given = rows.new_zeros(texts, tokens, heads, tokens).scatter_(-1, keys, rows).transpose(1, 2)
         query, key, value = (_by_token(each, places) for each in call[:3])

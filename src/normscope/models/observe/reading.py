@@ -433,13 +433,21 @@ def facts_without_numbers(
     Raises:
         NotRecognisedError: If it has attention that cannot be measured, or fails without numbers.
     """
-    try:
-        with drawing(), _without_numbers():
-            return facts_of(adapt(_built(config, torch.float32, None)), stack)
-    except InputError:
-        raise
-    except Exception as error:  # our own code cannot do everything without numbers either
-        raise NotRecognisedError(f"a forward pass over two inputs fails without weights: {one_line(error)}") from error
+    failure: Exception | None = None
+    for context in (_without_numbers, contextlib.nullcontext):  # some models count their layers with tensors
+        model = None
+        try:
+            with drawing(), context():
+                model = _built(config, torch.float32, None)
+                return facts_of(adapt(model), stack)
+        except Exception as error:  # our own code cannot do everything without numbers either
+            failure = error if model is not None else failure or error
+        if model is not None:
+            break
+    if isinstance(failure, InputError):
+        raise failure
+    assert failure is not None
+    raise NotRecognisedError(f"a forward pass over two inputs fails without weights: {one_line(failure)}") from failure
 
 
 class _Supposed(TorchDispatchMode):
