@@ -33,6 +33,10 @@ AFTER_OTHERS = "layers before with another number of tokens"
 """What a layer has that is not measured, beside layers that are."""
 
 
+class NoneMeasuredError(NotRecognisedError):
+    """Every layer with attention has been left out."""
+
+
 class LeftOut(NamedTuple):
     """A layer that is not measured."""
 
@@ -62,7 +66,7 @@ def none_measured(left_out: Mapping[int, LeftOut]) -> NotRecognisedError:
     if not left_out:
         return NotRecognisedError(f"{WITHOUT_ATTENTION} was found")
     what = not_measured({layer: each.has for layer, each in left_out.items()})
-    return NotRecognisedError(f"none of its layers can be measured: {what} ({left_out[min(left_out)].place})")
+    return NoneMeasuredError(f"none of its layers can be measured: {what} ({left_out[min(left_out)].place})")
 
 
 def refusal(why: str, layer: int | None, place: str) -> NotRecognisedError:

@@ -240,11 +240,12 @@ class WeightedValues:
         def numbers(texts: int) -> Numbers | None:
             return None if scores is None else _numbers(scores, weights, product.values(value), texts)
 
-        of_query = of_query if of_query.is_of_scores else None
+        of_query, (queries, keys) = of_query if of_query.is_of_scores else None, weights.shape[-2:]
         attended = Attended(
             of_query,
             of_value,
-            *weights.shape[-2:],
+            queries,
+            keys,
             _zeros_like(result),
             numbers,
             product.returned,

@@ -83,8 +83,8 @@ def _between_all(one: Attended, places: Int[Tensor, "text token head"]) -> Atten
         return _by_token(tensor.movedim(one.axis, -2), places)
 
     def between_all(_texts: int) -> Numbers | None:
-        rows = texts * tokens * heads // one.queries
-        made = numbers(rows) or numbers(rows // heads)  # all axes before queries as one, or fused attention
+        count = texts * tokens * heads // one.queries
+        made = numbers(count) or numbers(count // heads)  # all axes before queries as one, or fused attention
         if made is None:
             return None
         call, weights = made.call, made.given

@@ -32,6 +32,7 @@ from normscope.linear.provenance import AFFINE, Made, ancestors, begin_vectors, 
 from normscope.linear.refusals import (
     AFTER_OTHERS,
     TWO_BLOCKS,
+    NoneMeasuredError,
     NotRecognisedError,
     StageError,
     none_measured,
@@ -80,12 +81,10 @@ def facts_of(
             raise
         try:  # entries of the list may be stages, with layers of their own
             return _Reader(model, stack, token_mask, stages=reader.list).facts(inputs)
-        except NotRecognisedError as other:
-            raise (error if isinstance(other, _NoStagesError) else other) from None
-
-
-class _NoStagesError(NotRecognisedError):
-    """The parts of layers are no layers themselves."""
+        except NoneMeasuredError:
+            raise
+        except NotRecognisedError:
+            raise error from None
 
 
 class _Reader:
@@ -230,7 +229,7 @@ class _Reader:
         made = made_of(vectors)
         begins = layer == 1 and self._stages == self._calls.list
         if begins and (made is None or made.unscaled().function != "tokens"):
-            raise _NoStagesError("its first layer is not given the tokens' vectors")
+            raise NotRecognisedError("its first layer is not given the tokens' vectors")
         if made is not None:
             self._given.setdefault(made, self._calls.entries)
         if layer > 1 and self._left is not None and made is not None and made.unscaled() is not self._left.unscaled():
