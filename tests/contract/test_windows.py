@@ -17,7 +17,7 @@ from tests.contract.test_images import pixels
 from tests.contract.test_vectors import made
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "image_size": 24, "patch_size": 4}
-OTHER = "another number of tokens than the first layer"
+OTHER = "another number of tokens than enter the first layer"
 PADDED = "attention within windows that are padded"
 
 

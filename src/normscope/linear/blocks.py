@@ -35,7 +35,6 @@ from normscope.linear.refusals import (
     OTHER_TOKENS,
     PADDED,
     POOLED,
-    TWO_BLOCKS,
     WINDOWS,
     LeftOut,
     NotRecognisedError,
@@ -348,7 +347,7 @@ class BlockRecogniser(HeldFixed):
         operand = stack_of(step.operands[0])
         result = step.apply(*step.operands, *step.constants)
         axis = -2 if call.name == "conv1d" else -3 if call.name == "conv2d" else -1
-        has = self._has_instead(trail, result.numel() // result.shape[axis] // self._texts)
+        has = self._has_instead(trail, result.numel() // result.shape[axis] // self._texts, result.shape[axis])
         if has and trail.layer is not None:
             return self._left_out(trail, has, call, given, made)
         trail.written = Written(result, step, operand, axis)
@@ -356,16 +355,17 @@ class BlockRecogniser(HeldFixed):
             self._layers.write(result, trail)
         return start_at(result, trail.output, trail, Made(call.name, made.parents, by_token=False))
 
-    def _has_instead(self, trail: Trail, written: int) -> str:
+    def _has_instead(self, trail: Trail, written: int, width: int) -> str:
         """What a layer has instead of attention that is measured; empty if its attention may be.
 
         Args:
             written: Number of vectors of each text that W_O writes.
+            width: Number of their dimensions.
         """
         if self._tokens is None:
             return ""
-        others = any(each.has == OTHER_TOKENS for each in self.left_out.values())
-        if written < self._tokens or (others and written > self._tokens):
+        entered = 0 if self._entered is None else self._entered.numel()
+        if written < self._tokens or (written > self._tokens and entered != self._texts * self._tokens * width):
             return OTHER_TOKENS
         if any(each.queries != each.keys for each in trail.attention):
             return POOLED
@@ -376,7 +376,7 @@ class BlockRecogniser(HeldFixed):
         """The result of a function with which it turns out that a block cannot be measured, though others can."""
         assert trail.layer is not None
         if trail.layer in self.left_out:
-            raise StageError(str(trail.refusal(TWO_BLOCKS)))
+            raise StageError(str(trail.refusal(f"its layer has {self.left_out[trail.layer].has}")))
         self.left_out[trail.layer] = LeftOut(has, trail.place)
         self._blocks.leave_out(trail)
         return self._plain(call, [release(each) for each in given], made)

@@ -28,7 +28,7 @@ WITHOUT_ATTENTION = "no softmax attention"
 WINDOWS = "attention within windows that are not followed"
 PADDED = "attention within windows that are padded"
 POOLED = "attention with pooled queries or keys"
-OTHER_TOKENS = "another number of tokens than the first layer"
+OTHER_TOKENS = "another number of tokens than enter the first layer"
 AFTER_OTHERS = "layers before with another number of tokens"
 """What a layer has that is not measured, beside layers that are."""
 

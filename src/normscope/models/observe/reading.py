@@ -149,7 +149,7 @@ class _Reader:
             self._note_networks(layer, _before_head(made_of(output[0]), self._sums[layer]))
         left_out = self._recogniser.left_out
         for layer in {*self._found} & {*left_out}:
-            raise StageError(str(refusal(TWO_BLOCKS, layer, left_out[layer].place)))
+            raise StageError(str(refusal(f"its layer has {left_out[layer].has}", layer, left_out[layer].place)))
         layers = max(self._calls.calls[each] for each in self._lists) if self._in_modules else len(self._found)
         layers = min([layers, *(self._others[each] - 1 for each in self._lists & {*self._others})])
         if layers < 1:
