@@ -142,9 +142,11 @@ def compared(
 
 
 def parts_along(
-    passed: HeldPass, vectors: Float[Tensor, "vector made"], bias: ValueBias = ValueBias.token
+    passed: HeldPass, vectors: Float[Tensor, "vector *token made"], bias: ValueBias = ValueBias.token
 ) -> Float[Tensor, "source vector"]:
     """⟨P_k, v⟩ for what each token, and last the bias, contributes to an embedding, in float64.
+
+    For late interaction, the embedding is the vectors of all tokens, one behind the other.
 
     No P_k is built: each vector v takes one backward pass, however many tokens there are.
 
@@ -154,7 +156,7 @@ def parts_along(
         bias: Where the value biases of the first layer go.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        scalars = vectors.clone() @ wide(passed.returned)[0]
+        scalars = vectors.flatten(1) @ wide(passed.returned).flatten()
     found = attribute_scalars(passed, scalars, bias)
     return torch.cat([found.scores, (found.bias + found.remainder)[:, None]], dim=1).T
 

@@ -262,7 +262,7 @@ class Conversations(ExampleEncoder):
             images = [image for message in messages for image in message.images]
             tokens = tokens_of(self.sequences.tokenizer, written, segments=self.sequences.segments)
             own = None
-            if self.reader is not None and images:
+            if self.reader is not None and (images or self.reader.alone):
                 tokens, own = _with_images(self.reader, tokens, written, images, messages)
             cut = longest is not None and len(tokens.ids) > longest
             if own is not None and cut:  # an image cannot be cut
