@@ -352,6 +352,11 @@ class LoadedModel:
         return ids[: -len(ending)] if 0 < len(ending) < len(ids) and tuple(ids[-len(ending) :]) == ending else ids
 
     @property
+    def retrieves(self) -> bool:
+        """Whether it reads pages (images) and queries (texts), each by itself, to compare their vectors."""
+        return self.image_texts is not None and self.image_texts.alone
+
+    @property
     def is_cross_attention(self) -> bool:
         """Whether the decoder's cross-attention is observed."""
         return self.facts.is_cross_attention

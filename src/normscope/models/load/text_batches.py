@@ -65,9 +65,8 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
         encoder = Encoder(model, DatasetOptions(kind=model.reader.kind, seed=0), level=level)
         inputs = texts if isinstance(texts, list) else [texts]
         return collate(encoder.encode([example_of(model, each) for each in inputs], CorpusCounts()), encoder)
-    alone = model.image_texts is not None and model.image_texts.alone
-    texts = texts if alone else _encoding_of_ids(model, texts)
-    if isinstance(texts, BatchEncoding) and not alone:
+    texts = texts if model.retrieves else _encoding_of_ids(model, texts)
+    if isinstance(texts, BatchEncoding) and not model.retrieves:
         encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0), level=level)
         sequences = _sequences(model, encoder, texts)
         for sequence in sequences:
@@ -77,7 +76,7 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
     texts = [texts] if is_single(texts) else texts
     if not isinstance(texts, list) or not texts:
         raise InputError("expected at least one text, got none")
-    chats = sum(alone or is_messages(text) or is_image_text(model, text) for text in texts)
+    chats = sum(model.retrieves or is_messages(text) or is_image_text(model, text) for text in texts)
     if chats not in (0, len(texts)):
         raise InputError("texts: expected all of them to be conversations, or none; got both")
     examples = [example_of(model, text) for text in texts]
@@ -136,7 +135,7 @@ def example_of(model: LoadedModel, text: object) -> Example:
     """
     if model.reader is not None:
         return _input_of(model, text)
-    if model.image_texts is not None and model.image_texts.alone:
+    if model.retrieves:
         return _page_or_query(model, text)
     if is_messages(text):
         return Example("", messages=messages_in(text))
