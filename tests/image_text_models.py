@@ -168,7 +168,8 @@ def colpali(plain):
 
 def colqwen2(plain):
     base, whole = _qwen(plain, "Qwen2VL", {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2})
-    processor = transformers.ColQwen2Processor(whole.image_processor, whole.tokenizer)
+    processor = transformers.ColQwen2Processor(whole.image_processor, whole.tokenizer, chat_template=TEMPLATE)
+    processor.tokenizer.chat_template = TEMPLATE
     config = transformers.ColQwen2Config(vlm_config=base.config.to_dict(), embedding_dim=12)
     return transformers.ColQwen2ForRetrieval(config), processor
 

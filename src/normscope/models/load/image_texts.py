@@ -188,7 +188,7 @@ class ImageTextReader:
         from PIL import Image
 
         text = self.marked("a", 1)
-        if getattr(self.processor, "chat_template", None):
+        if getattr(self.processor, "chat_template", None) and not self.alone:
             said = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}]
             text = self.processor.apply_chat_template(said, tokenize=False)
         return self._prepared(text, [Image.new("RGB", (_PROBE, _PROBE), (128, 128, 128))])
