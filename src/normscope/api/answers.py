@@ -77,6 +77,11 @@ def attributed_answer(
     assert not isinstance(against, tuple)
     if isinstance(against, int):
         raise InputError(f"against={against}: expected another answer, as a text or a list of token ids")
+    if model.prefix_head is not None:
+        raise InputError(
+            f"target=Answer: the tokens that {model.name} reads see later ones, so an answer's tokens cannot be read behind "
+            "one another; use NextToken"
+        )
     _ = model.verification
     # An answer comes before the special tokens that the tokenizer puts behind a text, as a next token does.
     prompt = before_answer(model, prompt)

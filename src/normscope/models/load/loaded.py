@@ -195,6 +195,11 @@ class LoadedModel:
         return self._head(Head.NEXT_TOKEN) if self.causal else None
 
     @cached_property
+    def prefix_head(self) -> PreTrainedModel | None:
+        """What predicts the token after a text with images whose own tokens see later ones (PaliGemma); None for others."""
+        return self._head(Head.NEXT_TOKEN) if self.image_texts is not None and not self.causal else None
+
+    @cached_property
     def classifier(self) -> PreTrainedModel | None:
         """The classifier of texts around `model`; None if the checkpoint has no weights for its head."""
         return self._head(Head.CLASS)
