@@ -190,12 +190,13 @@ def colmodernvbert(plain):
 
 MODELS = {each.__name__: each for each in (llava, idefics3, qwen2_vl, qwen3_vl, gemma3)}
 RETRIEVERS = {each.__name__: each for each in (colqwen2, colpali, colmodernvbert)}
+_OTHERS = {"paligemma": paligemma}
 
 
 def made(name: str, plain) -> tuple[nn.Module, object]:
     """A model in float64 with random weights, all of them large enough to matter, and its processor."""
     torch.manual_seed(0)
-    model, processor = (MODELS | RETRIEVERS)[name](plain)
+    model, processor = (MODELS | RETRIEVERS | _OTHERS)[name](plain)
     model = model.eval().double().requires_grad_(False)
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))

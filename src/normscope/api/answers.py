@@ -77,11 +77,7 @@ def attributed_answer(
     assert not isinstance(against, tuple)
     if isinstance(against, int):
         raise InputError(f"against={against}: expected another answer, as a text or a list of token ids")
-    if model.prefix_head is not None:
-        raise InputError(
-            f"target=Answer: the tokens that {model.name} reads see later ones, so an answer's tokens cannot be read behind "
-            "one another; use NextToken"
-        )
+    _check_follows(model)
     _ = model.verification
     # An answer comes before the special tokens that the tokenizer puts behind a text, as a next token does.
     prompt = before_answer(model, prompt)
@@ -121,6 +117,15 @@ def attributed_answer(
         effects=None if asked.columns is None else _effects(found, names, numbers, asked_units),
         image=patched_image(model, prompt),
     )
+
+
+def _check_follows(model: LoadedModel) -> None:
+    """Check that no token of an answer would see those that come after it."""
+    if model.prefix_head is not None:
+        raise InputError(
+            f"target=Answer: the tokens that {model.name} reads see later ones, so an answer's tokens cannot be read behind "
+            "one another; use NextToken"
+        )
 
 
 def _effects(

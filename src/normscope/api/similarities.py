@@ -187,7 +187,6 @@ class _Similarity(NamedTuple):
             for name, values in columns
         ]
 
-
     def _by_vector(self) -> list[tuple[str, pd.DataFrame]]:
         """Each token of the query whose vector is compared, and its rows of `vectors`."""
         assert self.vectors is not None
@@ -286,6 +285,10 @@ def similarity(
     rule = ValueBias(bias)
     embedder = None if pooling is None else chosen_embedder(model, pooling)
     of_a, of_b = prompts if isinstance(prompts, tuple) else (prompts, prompts)
+    sides = [(text_a, of_a), (text_b, of_b)]
+    if model.retrieves and is_image(text_a[0] if isinstance(text_a, list) and text_a else text_a):
+        sides.reverse()  # the query comes first
+    (text_a, of_a), (text_b, of_b) = sides
     texts_a, texts_b = (side if isinstance(side, list) and not is_single(side) else None for side in (text_a, text_b))
     for side in (texts_a, texts_b):
         if side is not None and not side:
@@ -293,8 +296,6 @@ def similarity(
     if texts_a is not None and texts_b is not None and len(texts_a) != len(texts_b):
         raise InputError(f"similarity: expected as many texts on both sides, got {len(texts_a)} and {len(texts_b)}")
     # Of two images, one is carried.
-    if model.retrieves and is_image(text_a if texts_a is None else texts_a[0]):
-        text_a, text_b, texts_a, texts_b, of_a, of_b = text_b, text_a, texts_b, texts_a, of_b, of_a  # the query comes first
     alone = not any(map(is_image, [text_a] if texts_a is None else texts_a))
     first, second = (_Embedding(model, embedder, rule, *each) for each in zip(_KINDS, (True, alone), strict=True))
     side_a = repeat(first.of(text_a, of_a)) if texts_a is None else (first.of(text, of_a) for text in texts_a)
@@ -409,7 +410,9 @@ def _vectors(query: Embedded, page: Embedded, of_vectors: Float[Tensor, "vector 
     at = query.compared[0].nonzero().flatten()
     products = query.whole[0, at] @ page.whole[0].T
     values = {"product": torch.nn.functional.pad(products, (0, 1), value=torch.nan), "value": of_vectors}
-    table = tidy({name: each.cpu().numpy() for name, each in values.items()}, a=at.tolist(), b=range(len(page.tokens) + 1))
+    table = tidy(
+        {name: each.cpu().numpy() for name, each in values.items()}, a=at.tolist(), b=range(len(page.tokens) + 1)
+    )
     names = [*page.tokens, "bias"]
     table.insert(1, "token_a", [query.tokens[place] for place in table["a"]])
     table.insert(3, "token_b", [names[place] for place in table["b"]])
@@ -561,8 +564,8 @@ class _Embedding(NamedTuple):
         model, embedder = self.model, self.embedder
         check_followed(model.facts)
         if model.retrieves and is_image(text) is not (self.kind == "document"):
-            expected, got = ("a page (an image)", "a text") if self.kind == "document" else ("a query (a text)", "an image")
-            raise InputError(f"similarity: {model.name} compares a query with a page: expected {expected}, got {got}")
+            found = "a page (an image), got a text" if self.kind == "document" else "a query (a text), got an image"
+            raise InputError(f"similarity: {model.name} compares a query with a page: expected {found}")
         text, length = self._prompted(text, prompt)
         text, length_unpadded = self._padded(text)
         batch = single_text(model, text, "similarity", as_given=True)
