@@ -148,6 +148,11 @@ PAGE, OTHER = page("colpali"), page("colpali", 1)
         ),
         (lambda model: normscope.similarity(model, [{"role": "user", "content": "a"}], PAGE), "by itself, got a list"),
         (lambda model: normscope.attribute(model, PAGE, normscope.NextToken()), "has no weights of a causal language"),
+        (
+            lambda model: normscope.similarity(model, PAGE, " "),
+            "expected a query with at least one word, got an empty text",
+        ),
+        (lambda model: normscope.similarity(model, {}.get("query"), PAGE), "text_a: expected"),
         (lambda model: model.embedder, "compare them with normscope.similarity"),
     ],
 )

@@ -250,10 +250,11 @@ def similarity(
     Models with late interaction keep a vector for each token instead, and the number is MaxSim; its matches are held fixed.
 
     Models with an image tower and a text tower (CLIP, SigLIP) compare images and texts: each side is read by the tower that
-    can read it, and the tokens of an image are [CLS] and its patches.
+    can read it, and the tokens of an image are [CLS] and its patches. Retrievers (ColPali, ColQwen2, ColModernVBERT) compare
+    the image of a page with a query by late interaction; in whichever order they are given, the query comes first in tables.
 
     Args:
-        model: A sentence encoder, or a model with two towers; see `load` and `wrap`.
+        model: A sentence encoder, a model with two towers, or a retriever; see `load` and `wrap`.
         text_a: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer; or a list of texts. For
             late interaction, the query. For a model with two towers, also an image: a `PIL.Image`, its file or an array.
         text_b: The other text, in the same forms. A list of texts is compared with `text_a`, such as documents with a query; if
@@ -271,7 +272,8 @@ def similarity(
         interaction, `.tables["matches"]` has the token that each token is matched with. If a list was given, tables have a
         column `number`, from 1; `.tables["ranking"]` has the pairs of texts in order, and `.tables["words"]` the second texts'
         tokens. For an image, `.figure()` lays on it what its patches add, together and with each token of the text, and `.maps`
-        has the same numbers.
+        has the same numbers. For a page, these are parts of the match of each vector of the query; `.figure("matches")` shows
+        the products of the vectors, `.tables["vectors"]` has both, and the metric `matched` is what matched tokens add.
 
     Examples:
         >>> import normscope
@@ -285,16 +287,9 @@ def similarity(
     rule = ValueBias(bias)
     embedder = None if pooling is None else chosen_embedder(model, pooling)
     of_a, of_b = prompts if isinstance(prompts, tuple) else (prompts, prompts)
-    sides = [(text_a, of_a), (text_b, of_b)]
-    if model.retrieves and is_image(text_a[0] if isinstance(text_a, list) and text_a else text_a):
-        sides.reverse()  # the query comes first
-    (text_a, of_a), (text_b, of_b) = sides
-    texts_a, texts_b = (side if isinstance(side, list) and not is_single(side) else None for side in (text_a, text_b))
-    for side in (texts_a, texts_b):
-        if side is not None and not side:
-            raise InputError("similarity: expected at least one text, got none")
-    if texts_a is not None and texts_b is not None and len(texts_a) != len(texts_b):
-        raise InputError(f"similarity: expected as many texts on both sides, got {len(texts_a)} and {len(texts_b)}")
+    texts_a, texts_b = _lists(text_a, text_b)
+    if model.retrieves and is_image(text_a if texts_a is None else texts_a[0]):  # the query comes first
+        text_a, texts_a, of_a, text_b, texts_b, of_b = text_b, texts_b, of_b, text_a, texts_a, of_a
     # Of two images, one is carried.
     alone = not any(map(is_image, [text_a] if texts_a is None else texts_a))
     first, second = (_Embedding(model, embedder, rule, *each) for each in zip(_KINDS, (True, alone), strict=True))
@@ -303,6 +298,21 @@ def similarity(
     if texts_a is None and texts_b is None:
         return compared_texts(model, next(side_a), next(side_b))
     return _result_of(model, [_compared(*pair) for pair in zip(side_a, side_b, strict=False)], single=False)
+
+
+def _lists(*sides: Any) -> tuple[list[Any] | None, ...]:
+    """The lists of texts among two sides; None for a text.
+
+    Raises:
+        InputError: If one is empty, or they have different lengths.
+    """
+    found = tuple(side if isinstance(side, list) and not is_single(side) else None for side in sides)
+    counts = [len(side) for side in found if side is not None]
+    if not all(counts):
+        raise InputError("similarity: expected at least one text, got none")
+    if len({*counts}) > 1:
+        raise InputError(f"similarity: expected as many texts on both sides, got {' and '.join(map(str, counts))}")
+    return found
 
 
 _PADDING = "[PADDING]"

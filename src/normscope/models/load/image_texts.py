@@ -287,8 +287,8 @@ class ImageTextReader:
 
     def _grid_facts(self, arguments: Mapping[str, Tensor]) -> list[tuple[int, int]]:
         """Rows and columns of patches of each image, if the processor returns them: with the number of frames before them."""
-        rows = (each.flatten(0, -2) for each in arguments.values() if each.is_floating_point() and each.ndim in (2, 3))
-        patches = [len(each) for each in rows]
+        pixels = [each for each in arguments.values() if each.is_floating_point() and each.ndim in (2, 3)]
+        patches = [len(each.flatten(0, -2)) for each in pixels]
         for each in arguments.values():
             rows = each.tolist() if each.ndim == 2 and each.shape[1] == 3 and not each.is_floating_point() else []
             if rows and [sum(frames * height * width for frames, height, width in rows)] == patches:

@@ -169,6 +169,8 @@ def _page_or_query(model: LoadedModel, given: Any) -> Example:
     page = is_image(given)
     if not page:
         require_unicode(given)
+        if not given.strip():
+            raise InputError("expected a query with at least one word, got an empty text")
     said = Message("user", "" if page else given, (), (given,) if page else ())
     return Example(said.content, messages=(said,))
 
