@@ -11,6 +11,10 @@ import normscope
 from normscope.api.arguments import single_text
 from normscope.attribution.similarities import Scored, embedded_parts, late_parts, met
 from normscope.attribution.vectors import pooled_vectors
+from normscope.data.conversations import messages_of
+from normscope.data.encoding import Encoder
+from normscope.data.examples import CorpusCounts, Example
+from normscope.data.options import DatasetKind, DatasetOptions
 from normscope.errors import InputError
 from normscope.maths.choices import ValueBias
 from normscope.results.figures import PatchMaps
@@ -165,6 +169,27 @@ def test_what_is_no_page_with_a_query_is_refused_in_a_line(wrapped, ask, expecte
 def test_a_page_is_refused_by_a_model_of_texts(saved_model):
     with pytest.raises(InputError, match=r"expected a str, a pair .* got Image"):
         normscope.similarity(normscope.load(saved_model, device="cpu"), QUERY, PAGE, pooling="mean")
+
+
+def conversation(*parts):
+    said = [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part} for part in parts
+    ]
+    return Example("", messages=messages_of([{"role": "user", "content": said}], "a row"))
+
+
+def test_pages_and_queries_of_a_file_are_read_as_single_ones_are(wrapped):
+    model, counts = wrapped("colpali"), CorpusCounts()
+    encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0, chat_template=True))
+    sequences = encoder.encode([conversation(PAGE), conversation(QUERY)], counts)
+    assert not counts.skipped
+    for sequence, given in zip(sequences, (PAGE, QUERY), strict=True):
+        expected = single_text(model, given, "similarity")
+        assert sequence.input_ids.tolist() == expected.input_ids[0].tolist()
+        assert torch.equal(sequence.own.arguments["token_type_ids"], expected.own.arguments["token_type_ids"])
+    for parts, expected in (((PAGE, QUERY), "got an image and a text"), ((PAGE, OTHER), "got 2 images")):
+        with pytest.raises(InputError, match=f"the image of a page or a query by itself, {expected}"):
+            encoder.encode([conversation(*parts)], counts)
 
 
 @pytest.mark.slow

@@ -187,7 +187,7 @@ class ImageTextReader:
     def _probe(self) -> tuple[Tensor, dict[str, Tensor]]:
         from PIL import Image
 
-        text = self.marked("a", 1)
+        text = self.marked("" if self.alone else "a", 1)
         if getattr(self.processor, "chat_template", None) and not self.alone:
             said = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}]
             text = self.processor.apply_chat_template(said, tokenize=False)
@@ -322,8 +322,15 @@ class PageReader(ImageTextReader):
 
     alone = True
 
-    def marked(self, text: str, images: int) -> str:  # noqa: ARG002
-        """The text: what stands for the image of a page, the processor writes."""
+    def marked(self, text: str, images: int) -> str:
+        """The text: what stands for the image of a page, the processor writes.
+
+        Raises:
+            InputError: If there is more than one image, or a text as well.
+        """
+        if images > 1 or (images and text.strip()):
+            got = f"{images} images" if images > 1 else "an image and a text"
+            raise InputError(f"messages: expected the image of a page or a query by itself, got {got}")
         return text
 
     def _made(self, text: str, images: Sequence[Any]) -> Mapping[str, Any]:

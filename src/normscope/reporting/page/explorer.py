@@ -248,7 +248,7 @@ _OF_TOKENS = (
 )
 _OF_TARGETS = " The images show what each patch adds to the chosen row; below them is what every other token adds."
 _OF_PRODUCTS = (
-    " Products of vectors are shown as well: the largest one in a row is its match, whose value the row adds to the score."
+    " Products of vectors are shown, too: the largest one in a token’s row is what that row adds to the score."
 )
 
 
