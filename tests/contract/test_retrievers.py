@@ -120,9 +120,11 @@ def test_matches_and_their_reasons_are_laid_on_the_page(compared):
         for panel, expected in zip(figure.panel_titles, panels, strict=True):
             np.testing.assert_allclose(figure.values_of(panel).to_numpy().ravel(), expected, rtol=0, atol=1e-12)
     titles = [*result.figures["matches"].panel_titles.values()]
-    of_words = result.tables["matches"].set_index("token_a")["token_b"]
-    assert [each.partition(" with ")[2] for each in titles[4:6]] == ["“.”", f"patch {of_words['cats']}"]
-    assert found.queries[6].startswith("“cats”: ")
+    of_words = result.tables["matches"].set_index("token_a")
+    assert titles[4].startswith("“many” with “.”: ")
+    match, value = of_words.loc["cats", ["token_b", "value"]]
+    assert titles[5] == f"“cats” with patch {match}: {value:.3f}"
+    assert [*found.queries[1:]] == [*result.figures["pair"].panel_titles.values()][1:] == titles
     rows = vectors.pivot(index="a", columns="b", values="product").to_numpy()[:, :-1]
     np.testing.assert_allclose(found.maps["product"][0], [rows.sum(axis=0), *rows], rtol=0, atol=1e-6)
     assert "comes from the matched tokens of the page themselves" in result.sentences[0]

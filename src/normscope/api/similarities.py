@@ -178,7 +178,7 @@ class _Similarity(NamedTuple):
             words = self.tokens_b if side == 0 else self.tokens_a
             others = [*((f"“{label(word)}”", column) for word, column in zip(words, matrix.T, strict=False)), *others]
         if self.vectors is not None:
-            others = [(f"“{label(of)}”", rows["value"].to_numpy()) for of, rows in self._by_vector()]
+            others = [(name, rows["value"].to_numpy()) for name, rows in self._by_match()]
         columns = [(self.what, matrix.sum(axis=1)), *others]
         return [
             Attributed(
@@ -187,15 +187,20 @@ class _Similarity(NamedTuple):
             for name, values in columns
         ]
 
-    def _by_vector(self) -> list[tuple[str, pd.DataFrame]]:
-        """Each token of the query whose vector is compared, and its rows of `vectors`."""
+    def _by_match(self) -> list[tuple[str, pd.DataFrame]]:
+        """Each token of the query with its match, and its rows of `vectors`."""
+        assert self.images[1] is not None
+        assert self.matches is not None
         assert self.vectors is not None
-        return [(rows["token_a"].iloc[0], rows) for _, rows in self.vectors.groupby("a", sort=False)]
+        named = [(at, self._name(1, at)) for at in self.matches["b"]]
+        names = [name if at in self.images[1].places else f"“{name}”" for at, name in named]
+        rows = zip(self.matches["token_a"], names, self.vectors.groupby("a", sort=False), strict=True)
+        return [(f"“{label(of)}” with {name}", found) for of, name, (_, found) in rows]
 
     @property
     def products(self) -> Float[np.ndarray, "row token"]:
         """The products of the vectors of a page with those of the query: all together, then one by one."""
-        rows = np.stack([rows["product"].to_numpy()[:-1] for _, rows in self._by_vector()])
+        rows = np.stack([rows["product"].to_numpy()[:-1] for _, rows in self._by_match()])
         return np.concatenate([rows.sum(axis=0, keepdims=True), rows])
 
     @property
@@ -210,12 +215,10 @@ class _Similarity(NamedTuple):
         image = self.images[1]
         assert image is not None
         assert self.matches is not None
-        panels = [str(place) for place in range(len(self.matches))]
-        matched = [(at, self._name(1, at)) for at in self.matches["b"]]
-        names = [name if at in image.places else f"“{name}”" for at, name in matched]
-        rows = zip(self.matches["token_a"], self.matches["value"], names, strict=True)
-        titles = [f"“{label(of)}”: {number(value)} with {name}" for of, value, name in rows]
         values = [image.of(each) for each in self.products[1:]]
+        panels = [str(place) for place in range(len(values))]
+        matches = zip(self._by_match(), self.matches["value"], strict=True)
+        titles = [f"{name}: {number(value)}" for (name, _), value in matches]
         return image.maps(
             dict(zip(panels, values, strict=True)),
             dict(zip(panels, titles, strict=True)),
