@@ -138,13 +138,65 @@ def gemma3(plain):
     return transformers.Gemma3ForConditionalGeneration(config), processor
 
 
+def _paligemma(plain):
+    """The config of a model whose tokens all see one another, and what its processor is made of."""
+    tokenizer = _tokenizer(plain, "<image>")
+    tokenizer.bos_token, tokenizer.image_token = "[CLS]", "<image>"
+    tokenizer.image_token_id = tokenizer.convert_tokens_to_ids("<image>")
+    images = transformers.SiglipImageProcessorPil(size={"height": 32, "width": 32})
+    images.image_seq_length = 16
+    config = transformers.PaliGemmaConfig(
+        text_config=TEXT | {"model_type": "gemma", "vocab_size": len(tokenizer) + 1152, "head_dim": 8},
+        vision_config=VISION | {"model_type": "siglip_vision_model", "vision_use_head": False},
+        image_token_index=tokenizer.image_token_id,
+        projection_dim=32,
+    )
+    return config, images, tokenizer
+
+
+def paligemma(plain):
+    config, images, tokenizer = _paligemma(plain)
+    processor = transformers.PaliGemmaProcessor(images, tokenizer)
+    return transformers.PaliGemmaForConditionalGeneration(config), processor
+
+
+def colpali(plain):
+    config, images, tokenizer = _paligemma(plain)
+    processor = transformers.ColPaliProcessor(images, tokenizer)
+    return transformers.ColPaliForRetrieval(transformers.ColPaliConfig(vlm_config=config, embedding_dim=12)), processor
+
+
+def colqwen2(plain):
+    base, whole = _qwen(plain, "Qwen2VL", {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2})
+    processor = transformers.ColQwen2Processor(whole.image_processor, whole.tokenizer, chat_template=TEMPLATE)
+    processor.tokenizer.chat_template = TEMPLATE
+    config = transformers.ColQwen2Config(vlm_config=base.config.to_dict(), embedding_dim=12)
+    return transformers.ColQwen2ForRetrieval(config), processor
+
+
+def colmodernvbert(plain):
+    _, whole = idefics3(plain)
+    processor = transformers.ColModernVBertProcessor(whole.image_processor, whole.tokenizer, image_seq_len=4)
+    text = {"pad_token_id": 0, "cls_token_id": 101, "sep_token_id": 102, "bos_token_id": None, "eos_token_id": None}
+    config = transformers.ModernVBertConfig(
+        text_config=TEXT | text | {"model_type": "modernbert", "vocab_size": len(whole.tokenizer)},
+        vision_config=VISION | {"model_type": "siglip_vision_model"},
+        image_token_id=whole.tokenizer.convert_tokens_to_ids("<image>"),
+        pixel_shuffle_factor=2,
+    )
+    config = transformers.ColModernVBertConfig(vlm_config=config, embedding_dim=12)
+    return transformers.ColModernVBertForRetrieval(config), processor
+
+
 MODELS = {each.__name__: each for each in (llava, idefics3, qwen2_vl, qwen3_vl, gemma3)}
+RETRIEVERS = {each.__name__: each for each in (colqwen2, colpali, colmodernvbert)}
+_OTHERS = {"paligemma": paligemma}
 
 
 def made(name: str, plain) -> tuple[nn.Module, object]:
     """A model in float64 with random weights, all of them large enough to matter, and its processor."""
     torch.manual_seed(0)
-    model, processor = MODELS[name](plain)
+    model, processor = (MODELS | RETRIEVERS | _OTHERS)[name](plain)
     model = model.eval().double().requires_grad_(False)
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))

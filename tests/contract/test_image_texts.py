@@ -415,14 +415,6 @@ def test_a_model_whose_images_enter_elsewhere_is_refused(tokenizer):
         normscope.wrap(model, processor)
 
 
-def test_attention_that_is_causal_in_some_batches_only_is_refused(tokenizer):
-    """As PaliGemma's is."""
-    model, processor = made("llava", tokenizer)
-    model.config.text_config = transformers.GemmaConfig(use_bidirectional_attention=True)
-    with pytest.raises(InputError, match="use_bidirectional_attention=True: transformers applies it to some batches"):
-        normscope.wrap(model, processor)
-
-
 @pytest.mark.slow
 def test_a_folder_with_a_processor_reads_images(tokenizer, tmp_path):
     model, processor = made("llava", tokenizer)

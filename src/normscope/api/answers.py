@@ -208,7 +208,7 @@ def _attribute(model: LoadedModel, text: object, prompt: Batch, target: Answer, 
         text: What the answer follows, as it is given.
         prompt: The same as a batch.
     """
-    head = required(model, Head.NEXT_TOKEN, "Answer").model
+    head = _language_model(model)
     measure = AnswerMeasure(target.measure)
     batch, answer = with_answer(model, text, prompt, target, asked.level)
     by_part = asked.columns is not None
@@ -246,7 +246,7 @@ def with_answer(
     """
     before: list[int] = prompt.input_ids[0].tolist()
     if target.answer is None:
-        answer = _continued(model, required(model, Head.NEXT_TOKEN, "Answer").model, prompt, target.tokens)
+        answer = _continued(model, _language_model(model), prompt, target.tokens)
     else:
         answer = _given(model, text if prompt.own is None else None, before, target.answer)
     ids = [*before, *answer[:-1]]
@@ -264,7 +264,7 @@ def runner_up(model: LoadedModel, prompt: Batch, answer: Sequence[int]) -> list[
     Args:
         prompt: See `before_answer`.
     """
-    head = required(model, Head.NEXT_TOKEN, "Answer").model
+    head = _language_model(model)
     with torch.inference_mode():
         best = head(**prompt.model_inputs()).logits[0, -1].topk(2).indices.tolist()
     first = best[best[0] == answer[0]]
@@ -340,3 +340,17 @@ def _continued(model: LoadedModel, head: PreTrainedModel, prompt: Batch, longest
                 for name, values in inputs.items()
             }
     return tuple(answer)
+
+
+def _language_model(model: LoadedModel) -> PreTrainedModel:
+    """The model that an answer is read with.
+
+    Raises:
+        InputError: If there is none, or an answer's tokens would see those that come after them.
+    """
+    if model.prefix_head is not None:
+        raise InputError(
+            f"target=Answer: the tokens that {model.name} reads see later ones, so an answer's tokens cannot be read behind "
+            "one another; use NextToken"
+        )
+    return required(model, Head.NEXT_TOKEN, "Answer").model

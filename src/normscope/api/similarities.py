@@ -26,6 +26,7 @@ from normscope.attribution.similarities import (
     compared,
     embedded_parts,
     late_parts,
+    late_parts_along,
     met,
     parts_along,
     product_of_lengths,
@@ -42,13 +43,14 @@ from normscope.maths.tensors import wide
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import is_single, require_unicode
 from normscope.models.load.towers import tower_for
-from normscope.results.figures import ColouredText, Figure, TextPair
+from normscope.results.figures import ColouredText, Figure, PatchMaps, TextPair
 from normscope.results.findings import Sentence, Summary
 from normscope.results.maps import PatchedImage, TokenMap
 from normscope.results.result import Result
 from normscope.results.token_labels import as_text, label
 from normscope.rounding import begun, counted, number
 from normscope.running.token_maps import patched_image
+from normscope.statistics.tidy import tidy
 from normscope.untrusted.images import is_image
 
 _SHOWN = 12
@@ -89,6 +91,9 @@ class _Similarity(NamedTuple):
     """For late interaction, one row per token of the first text whose vector is compared: the token of the second text that it
     is matched with (`b`), and what the two vectors add (`value`). These values add up to the similarity, and the matrix traces
     them back to the tokens that the vectors come from."""
+    vectors: pd.DataFrame | None = None
+    """For a query and a page, one row per pair of a vector of the query (`a`) and a token of the page (`b`, last the bias): the
+    `product` of their vectors, and what of the match of `a` comes from `b` (`value`)."""
 
     @property
     def table(self) -> pd.DataFrame:
@@ -99,6 +104,12 @@ class _Similarity(NamedTuple):
     def of_tokens(self) -> float:
         """What pairs of tokens add, without the biases."""
         return float(self.matrix[:-1, :-1].sum())
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The similarity, and what pairs of tokens and pairs with a bias add; of a page, also what the matched tokens add."""
+        sums = {"value": self.value, "tokens": self.of_tokens, "biases": self.value - self.of_tokens}
+        return sums if self.vectors is None else sums | {"matched": self.of_matches}
 
     @property
     def of_tokens_b(self) -> Float[np.ndarray, " b"]:
@@ -145,6 +156,8 @@ class _Similarity(NamedTuple):
         places = zip(best["a"], best["b"], best["value"], strict=True)
         pairs = ", ".join(f"{self._name(0, a)}\u2013{self._name(1, b)} {number(value)}" for a, b, value in places)
         parts = f"pairs of tokens add {number(words)}, pairs with a bias {number(self.value - words)}"
+        if self.vectors is not None:
+            parts += f"; {number(self.of_matches)} of it comes from the matched tokens of the page themselves"
         return f"{begun(self.what)} {number(self.value)}: {parts}. The pairs that add most: {pairs}."
 
     def _name(self, side: int, at: int) -> str:
@@ -154,13 +167,18 @@ class _Similarity(NamedTuple):
         return f"patch {tokens[at]}" if is_patch else label(tokens[at])
 
     def on_image(self) -> list[Attributed]:
-        """What the tokens of the first image add: together with all that it is compared with, and with each token of a text."""
+        """What the tokens of the first image add: together with all that it is compared with, and with each token of a text.
+
+        Of a page, what they add to the match of each vector of the query.
+        """
         side = 0 if self.images[0] is not None else 1
         matrix, tokens = (self.matrix, self.tokens_a) if side == 0 else (self.matrix.T, self.tokens_b)
         others = [("the biases", matrix[:, -1])] if self.images[1 - side] is None else []
         if others:
             words = self.tokens_b if side == 0 else self.tokens_a
             others = [*((f"“{label(word)}”", column) for word, column in zip(words, matrix.T, strict=False)), *others]
+        if self.vectors is not None:
+            others = [(name, rows["value"].to_numpy()) for name, rows in self._by_match()]
         columns = [(self.what, matrix.sum(axis=1)), *others]
         return [
             Attributed(
@@ -168,6 +186,48 @@ class _Similarity(NamedTuple):
             )
             for name, values in columns
         ]
+
+    def _by_match(self) -> list[tuple[str, pd.DataFrame]]:
+        """Each token of the query with its match, and its rows of `vectors`."""
+        assert self.images[1] is not None
+        assert self.matches is not None
+        assert self.vectors is not None
+        named = [(at, self._name(1, at)) for at in self.matches["b"]]
+        names = [name if at in self.images[1].places else f"“{name}”" for at, name in named]
+        rows = zip(self.matches["token_a"], names, self.vectors.groupby("a", sort=False), strict=True)
+        return [(f"“{label(of)}” with {name}", found) for of, name, (_, found) in rows]
+
+    @property
+    def products(self) -> Float[np.ndarray, "row token"]:
+        """The products of the vectors of a page with those of the query: all together, then one by one."""
+        rows = np.stack([rows["product"].to_numpy()[:-1] for _, rows in self._by_match()])
+        return np.concatenate([rows.sum(axis=0, keepdims=True), rows])
+
+    @property
+    def of_matches(self) -> float:
+        """What the tokens of a page add to the matches of their own vectors."""
+        assert self.vectors is not None
+        assert self.matches is not None
+        return float(self.matches.merge(self.vectors, on=["a", "b"])["value_y"].sum())
+
+    def matched(self) -> PatchMaps:
+        """The products of each vector of the query with those of all patches, laid on the page."""
+        image = self.images[1]
+        assert image is not None
+        assert self.matches is not None
+        values = [image.of(each) for each in self.products[1:]]
+        panels = [str(place) for place in range(len(values))]
+        matches = zip(self._by_match(), self.matches["value"], strict=True)
+        titles = [f"{name}: {number(value)}" for (name, _), value in matches]
+        return image.maps(
+            dict(zip(panels, values, strict=True)),
+            dict(zip(panels, titles, strict=True)),
+            dict.fromkeys(panels, ""),
+            "The product of the vector of each token of the query with the vector of each patch. The title of a map has the "
+            "largest product of all tokens of the page, which is what the token adds to the score. A vector is made of the "
+            "whole page, so a match does not show where on the page its reason is.",
+            signed=True,
+        )
 
 
 Prompts = TypeAliasType("Prompts", Annotated[str | tuple[str, str], Expected("a str or a pair (a tuple of two str)")])
@@ -193,10 +253,11 @@ def similarity(
     Models with late interaction keep a vector for each token instead, and the number is MaxSim; its matches are held fixed.
 
     Models with an image tower and a text tower (CLIP, SigLIP) compare images and texts: each side is read by the tower that
-    can read it, and the tokens of an image are [CLS] and its patches.
+    can read it, and the tokens of an image are [CLS] and its patches. Retrievers (ColPali, ColQwen2, ColModernVBERT) compare
+    the image of a page with a query by late interaction; in whichever order they are given, the query comes first in tables.
 
     Args:
-        model: A sentence encoder, or a model with two towers; see `load` and `wrap`.
+        model: A sentence encoder, a model with two towers, or a retriever; see `load` and `wrap`.
         text_a: A text, a pair (tuple) of texts, or a BatchEncoding of one from the model's tokenizer; or a list of texts. For
             late interaction, the query. For a model with two towers, also an image: a `PIL.Image`, its file or an array.
         text_b: The other text, in the same forms. A list of texts is compared with `text_a`, such as documents with a query; if
@@ -214,7 +275,8 @@ def similarity(
         interaction, `.tables["matches"]` has the token that each token is matched with. If a list was given, tables have a
         column `number`, from 1; `.tables["ranking"]` has the pairs of texts in order, and `.tables["words"]` the second texts'
         tokens. For an image, `.figure()` lays on it what its patches add, together and with each token of the text, and `.maps`
-        has the same numbers.
+        has the same numbers. For a page, these are parts of the match of each vector of the query; `.figure("matches")` shows
+        the products of the vectors, `.tables["vectors"]` has both, and the metric `matched` is what matched tokens add.
 
     Examples:
         >>> import normscope
@@ -228,12 +290,9 @@ def similarity(
     rule = ValueBias(bias)
     embedder = None if pooling is None else chosen_embedder(model, pooling)
     of_a, of_b = prompts if isinstance(prompts, tuple) else (prompts, prompts)
-    texts_a, texts_b = (side if isinstance(side, list) and not is_single(side) else None for side in (text_a, text_b))
-    for side in (texts_a, texts_b):
-        if side is not None and not side:
-            raise InputError("similarity: expected at least one text, got none")
-    if texts_a is not None and texts_b is not None and len(texts_a) != len(texts_b):
-        raise InputError(f"similarity: expected as many texts on both sides, got {len(texts_a)} and {len(texts_b)}")
+    texts_a, texts_b = _lists(text_a, text_b)
+    if model.retrieves and is_image(text_a if texts_a is None else texts_a[0]):  # the query comes first
+        text_a, texts_a, of_a, text_b, texts_b, of_b = text_b, texts_b, of_b, text_a, texts_a, of_a
     # Of two images, one is carried.
     alone = not any(map(is_image, [text_a] if texts_a is None else texts_a))
     first, second = (_Embedding(model, embedder, rule, *each) for each in zip(_KINDS, (True, alone), strict=True))
@@ -242,6 +301,21 @@ def similarity(
     if texts_a is None and texts_b is None:
         return compared_texts(model, next(side_a), next(side_b))
     return _result_of(model, [_compared(*pair) for pair in zip(side_a, side_b, strict=False)], single=False)
+
+
+def _lists(*sides: Any) -> tuple[list[Any] | None, ...]:
+    """The lists of texts among two sides; None for a text.
+
+    Raises:
+        InputError: If one is empty, or they have different lengths.
+    """
+    found = tuple(side if isinstance(side, list) and not is_single(side) else None for side in sides)
+    counts = [len(side) for side in found if side is not None]
+    if not all(counts):
+        raise InputError("similarity: expected at least one text, got none")
+    if len({*counts}) > 1:
+        raise InputError(f"similarity: expected as many texts on both sides, got {' and '.join(map(str, counts))}")
+    return found
 
 
 _PADDING = "[PADDING]"
@@ -294,18 +368,23 @@ def compared_texts(model: LoadedModel, a: Embedded, b: Embedded) -> Result:
 
 def _compared(a: Embedded, b: Embedded) -> _Similarity:
     embedder = a.embedder
-    matches = None
+    matches = vectors = None
     if embedder.late is None:
         parts = _products(a, b)
     else:
-        first, second = (Scored(side.carried, side.whole, side.compared) for side in (a, b))
+        first, second = (Scored(side.parts, side.whole, side.compared) for side in (a, b))
         mean = embedder.function is SimilarityFunction.mean_maxsim
         places = met(first, second)
-        parts, matches = late_parts(first, second, places, mean=mean), _matches(a, b, places[0], mean=mean)
+        matches = _matches(a, b, places[0], mean=mean)
+        if isinstance(b.parts, HeldPass):
+            parts, of_vectors = late_parts_along(first, second, places, a.bias)
+            vectors = _vectors(a, b, of_vectors)
+        else:
+            parts = late_parts(first, second, places, mean=mean)
     matrix, value = parts.matrix[0].cpu().numpy(), float(parts.value[0])
     pooling = "none" if embedder.pooling is None else str(embedder.pooling)
     images = (a.image, b.image)
-    return _Similarity(a.tokens, b.tokens, matrix, value, pooling, str(embedder.function), images, matches)
+    return _Similarity(a.tokens, b.tokens, matrix, value, pooling, str(embedder.function), images, matches, vectors)
 
 
 def _products(a: Embedded, b: Embedded) -> SimilarityParts:
@@ -335,6 +414,24 @@ def _matches(a: Embedded, b: Embedded, met: Int[Tensor, " a"], *, mean: bool) ->
     return pd.DataFrame(rows, columns=["a", "token_a", "b", "token_b", "value"])
 
 
+def _vectors(query: Embedded, page: Embedded, of_vectors: Float[Tensor, "vector source"]) -> pd.DataFrame:
+    """The product of each vector of a query with each of a page, and what of its match comes from each token of the page.
+
+    Args:
+        of_vectors: The latter.
+    """
+    at = query.compared[0].nonzero().flatten()
+    products = query.whole[0, at] @ page.whole[0].T
+    values = {"product": torch.nn.functional.pad(products, (0, 1), value=torch.nan), "value": of_vectors}
+    table = tidy(
+        {name: each.cpu().numpy() for name, each in values.items()}, a=at.tolist(), b=range(len(page.tokens) + 1)
+    )
+    names = [*page.tokens, "bias"]
+    table.insert(1, "token_a", [query.tokens[place] for place in table["a"]])
+    table.insert(3, "token_b", [names[place] for place in table["b"]])
+    return table
+
+
 def _result_of(model: LoadedModel, found: Sequence[_Similarity], *, single: bool) -> Result:
     """The similarity of one pair of texts or of several.
 
@@ -348,6 +445,8 @@ def _result_of(model: LoadedModel, found: Sequence[_Similarity], *, single: bool
     tables = {"pairs": stacked([each.table for each in found], column, first=1)}
     if first.matches is not None:
         tables["matches"] = stacked([each.matches for each in found if each.matches is not None], column, first=1)
+    if first.vectors is not None:
+        tables["vectors"] = stacked([each.vectors for each in found if each.vectors is not None], column, first=1)
     figures: dict[str, Figure] = {}
     if not single:
         tables |= {"ranking": ranking, "words": _words(found)}
@@ -360,16 +459,19 @@ def _result_of(model: LoadedModel, found: Sequence[_Similarity], *, single: bool
             rows = each.on_image()
             assert rows[0].image is not None
             figures[name] = drawn_on_image(rows, rows[0].image)
-            maps += [dataclasses.replace(of, title=" | ".join(each.titles)) for of in target_maps(rows)]
+            (of_scores,) = target_maps(rows)
+            values = dict(of_scores.maps)
+            if each.vectors is not None:
+                figures[name.replace("pair", "matches")] = each.matched()
+                values["product"] = each.products[None].astype(np.float32)
+            maps.append(dataclasses.replace(of_scores, title=" | ".join(each.titles), maps=values))
         else:
             figures[name] = each.pair("" if single else f"{rank}. ", 0 if single else number_).figure()
     texts = [" | ".join(each.titles) for each in found]
     about = {"compares": first.function, "pooling": first.pooling}
     return Result(
         tables=tables,
-        metrics={"value": first.value, "tokens": first.of_tokens, "biases": first.value - first.of_tokens}
-        if single
-        else {},
+        metrics=first.metrics if single else {},
         figures=figures,
         maps=maps,
         sentences=[Sentence(first.sentence if single else _said_of_several(found, ranking), table="pairs")],
@@ -474,6 +576,9 @@ class _Embedding(NamedTuple):
             return self._replace(model=tower).of(text, prompt)
         model, embedder = self.model, self.embedder
         check_followed(model.facts)
+        if model.retrieves and is_image(text) is not (self.kind == "document"):
+            found = "a page (an image), got a text" if self.kind == "document" else "a query (a text), got an image"
+            raise InputError(f"similarity: {model.name} compares a query with a page: expected {found}")
         text, length = self._prompted(text, prompt)
         text, length_unpadded = self._padded(text)
         batch = single_text(model, text, "similarity", as_given=True)
@@ -484,7 +589,7 @@ class _Embedding(NamedTuple):
             units = torch.arange(len(tokens), device=model.device).clamp(max=length_unpadded)[None]
             tokens = (*tokens[:length_unpadded], _PADDING)
         parts: Tensor | HeldPass
-        if embedder.head is not None and model.reader is not None and self.records:
+        if embedder.head is not None and (model.reader is not None or image is not None) and self.records:
             parts = held_pass(model.model, model.facts, inputs, embedder.head)
             whole = wide(parts.returned)
         else:

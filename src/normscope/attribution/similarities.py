@@ -142,9 +142,11 @@ def compared(
 
 
 def parts_along(
-    passed: HeldPass, vectors: Float[Tensor, "vector made"], bias: ValueBias = ValueBias.token
+    passed: HeldPass, vectors: Float[Tensor, "vector *token made"], bias: ValueBias = ValueBias.token
 ) -> Float[Tensor, "source vector"]:
     """⟨P_k, v⟩ for what each token, and last the bias, contributes to an embedding, in float64.
+
+    For late interaction, the embedding is the vectors of all tokens, one behind the other.
 
     No P_k is built: each vector v takes one backward pass, however many tokens there are.
 
@@ -154,16 +156,16 @@ def parts_along(
         bias: Where the value biases of the first layer go.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        scalars = vectors.clone() @ wide(passed.returned)[0]
+        scalars = vectors.flatten(1) @ wide(passed.returned).flatten()
     found = attribute_scalars(passed, scalars, bias)
     return torch.cat([found.scores, (found.bias + found.remainder)[:, None]], dim=1).T
 
 
 class Scored(NamedTuple):
-    """The vectors of texts to compare by late interaction."""
+    """The vectors of texts, or of the images of pages, to compare by late interaction."""
 
-    parts: Float[Tensor, "batch source token made"]
-    """What each token, and last the bias, contributes to the vector of each token."""
+    parts: Float[Tensor, "batch source token made"] | HeldPass
+    """What each token, and last the bias, contributes to the vector of each token; of a page, the pass that knows it."""
     whole: Float[Tensor, "batch token made"]
     """The vectors of the tokens."""
     mask: Bool[Tensor, "batch token"]
@@ -186,6 +188,8 @@ def late_parts(a: Scored, b: Scored, places: Int[Tensor, "batch a"], *, mean: bo
         places: Which j is the largest; see `met`.
         mean: Whether to divide by the number of vectors of the first text.
     """
+    assert isinstance(a.parts, Tensor)
+    assert isinstance(b.parts, Tensor)
     scale = a.mask.to(a.whole) / (a.mask.sum(dim=-1, keepdim=True) if mean else 1)
     parts_a, whole_a = a.parts * scale[:, None, :, None], a.whole * scale[..., None]
     width = b.whole.shape[-1]
@@ -193,6 +197,35 @@ def late_parts(a: Scored, b: Scored, places: Int[Tensor, "batch a"], *, mean: bo
     parts_b = b.parts.gather(2, places[:, None, :, None].expand(-1, b.parts.shape[1], -1, width))
     matrix = parts_a.flatten(2) @ parts_b.flatten(2).transpose(-1, -2)
     return SimilarityParts(matrix, torch.linalg.vecdot(whole_a, whole_b).sum(dim=-1))
+
+
+def late_parts_along(
+    query: Scored, page: Scored, places: Int[Tensor, "1 query"], bias: ValueBias
+) -> tuple[SimilarityParts, Float[Tensor, "vector source"]]:
+    """The parts of one similarity by late interaction, and of the product of each vector of the query with its match.
+
+    Σ_q ⟨a_q, b_p(q)⟩ is linear in the vectors of the page. What a token of the query adds together with each of the page is
+    therefore Σ_q ⟨P_k,q, b_p(q)⟩ in one backward pass; what a vector a_q adds, ⟨a_q, b_p(q)⟩ in another.
+
+    Args:
+        query: One query, whose parts have been carried.
+        page: One page, whose pass has been recorded.
+        places: Which p(q) is the largest; see `met`.
+        bias: Where the value biases of the first layer go.
+
+    Returns:
+        Parts by source of the query and of the page; parts by vector of the query that is compared, and source of the page.
+    """
+    assert isinstance(query.parts, Tensor)
+    assert isinstance(page.parts, HeldPass)
+    compared_ = query.mask[0]
+    at, whole = places[0, compared_], query.whole[0, compared_]
+    alone = torch.diag_embed(whole.T).movedim(0, -1)  # each vector by itself
+    rows = torch.cat([query.parts[0][:, compared_], alone])
+    along = rows.new_zeros(len(rows), *page.whole.shape[1:]).index_add_(1, at, rows)
+    found = parts_along(page.parts, along, bias).T
+    matrix, of_vectors = found.tensor_split([query.parts.shape[1]])
+    return SimilarityParts(matrix[None], torch.linalg.vecdot(whole, page.whole[0, at]).sum()[None]), of_vectors
 
 
 def product_of_lengths(a: Float[Tensor, "batch model"], b: Float[Tensor, "batch model"]) -> Float[Tensor, " batch"]:

@@ -92,7 +92,7 @@ def messages_of(cell: Any, place: str, folder: Path | None = None) -> tuple[Mess
             if name not in ("role", "content") and value not in (None, "", [], {})
         ]
         messages.append(Message(role, content, (*others, *fields), parts))
-    if any(message.content.strip() for message in messages):
+    if any(message.content.strip() or any(each is not None for each in message.images) for message in messages):
         return tuple(messages)
     return NOT_TEXT if any(message.others for message in messages) else "empty"
 
@@ -249,7 +249,8 @@ class Conversations(ExampleEncoder):
         names, longest = self.sequences.categories.names, self.sequences.max_length
         for example in examples:
             messages = example.messages or ()
-            written = self._conversation(messages)
+            is_said = any(message.content.strip() for message in messages)
+            written = self._conversation(messages) if is_said or self.reader is not None else NOT_TEXT
             if isinstance(written, str):
                 counts.skipped[written] += 1
                 continue
@@ -262,7 +263,7 @@ class Conversations(ExampleEncoder):
             images = [image for message in messages for image in message.images]
             tokens = tokens_of(self.sequences.tokenizer, written, segments=self.sequences.segments)
             own = None
-            if self.reader is not None and images:
+            if self.reader is not None and (images or self.reader.alone):
                 tokens, own = _with_images(self.reader, tokens, written, images, messages)
             cut = longest is not None and len(tokens.ids) > longest
             if own is not None and cut:  # an image cannot be cut

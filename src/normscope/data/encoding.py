@@ -111,9 +111,10 @@ class Encoder:
             )
         from normscope.data.conversations import Conversations, template_of
 
-        needs_template = model.image_texts is None or model.tokenizer.chat_template
+        reader = model.image_texts
+        needs_template = reader is None or (model.tokenizer.chat_template and not reader.alone)
         template = template_of(model.tokenizer, model.name, self._rule.chat) if needs_template else None
-        return Conversations(self._sequences, template, asks, model.image_texts)
+        return Conversations(self._sequences, template, asks, reader)
 
     def _of_kind(
         self, model: ReadsTokens, options: DatasetOptions, words: Segmenter | None, column: str | None

@@ -189,6 +189,11 @@ class ReadsImageTexts(Protocol):
         """Ids of the tokens whose vectors come from an image."""
         ...
 
+    @property
+    def alone(self) -> bool:
+        """Whether an image is an input without a text, and a text one without an image."""
+        ...
+
     def marked(self, text: str, images: int) -> str:
         """A text in which something stands for each image."""
         ...

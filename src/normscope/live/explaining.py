@@ -36,7 +36,8 @@ def explain(options: RunOptions, text: str, folder: Path, question: str = "") ->
         text: The text, or two texts with ` ||| ` between them; with `dataset.chat_template`, a conversation (see
             `live.texts`). For a model of images, the file of one.
         folder: Where the page goes; it is created.
-        question: The text that belongs to an image, for a vision–language model.
+        question: The text that belongs to an image: a question, for a vision–language model; for a model that compares images
+            and texts, what the image is compared with.
 
     Raises:
         InputError: If the text is empty or too long, or the model cannot be attributed.
@@ -47,8 +48,8 @@ def explain(options: RunOptions, text: str, folder: Path, question: str = "") ->
         model = load(options.model, options.device)
         require_kind(model, text, question)
         phases.begin(Phase.TEXT)
-        if model.reader is not None:
-            return _image_explained(model, Path(text), folder)
+        if model.reader is not None or model.retrieves:
+            return _image_explained(model, Path(text), folder, question)
         if question:
             return _image_explained(model, (Path(text), question), folder)
         chat = bool(options.dataset.chat_template)
@@ -66,9 +67,9 @@ def explain(options: RunOptions, text: str, folder: Path, question: str = "") ->
     return report.write_page(folder, PAGE, lambda: live_page(session.about(), saved, text))
 
 
-def _image_explained(model: LoadedModel, image: Path | tuple[Path, str], folder: Path) -> Path:
-    """Print what a model makes of an image, and of a question about it, and write the page."""
-    found = image_explained(model, image)
+def _image_explained(model: LoadedModel, image: Path | tuple[Path, str], folder: Path, text: str = "") -> Path:
+    """Print what a model makes of an image, of a question about it, or of a text that it is compared with; write the page."""
+    found = image_explained(model, image, text)
     print(f"\n{found}\n")
     return report.write_page(folder, PAGE, lambda: report.page(found))
 

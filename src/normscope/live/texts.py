@@ -82,13 +82,17 @@ _LONGEST_NAME = 256
 
 
 def require_kind(model: LoadedModel, text: str, question: str = "") -> None:
-    """Check that the file of an image or a sound is for a model of such, and a question about it for one that reads both.
+    """Check that the file of an image or a sound is for a model of such, and a text beside it for one that reads both.
 
     Raises:
         InputError: If the model reads texts, or there is a question too many or too few.
     """
     of_image = is_image(text)
-    if question and model.image_texts is None and model.reader is not None:
+    if model.retrieves and not (of_image and question):
+        raise InputError(
+            f'explain: {model.name} compares a page with a query: normscope explain page.png "What is this?" model=…'
+        )
+    if question and model.image_texts is None and model.reader is not None and model.of_tower is None:
         raise InputError(f"explain: {model.name} reads only images; leave out {question!r}")
     if of_image and model.image_texts is not None and not question:
         raise InputError(

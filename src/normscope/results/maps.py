@@ -51,6 +51,7 @@ TARGET_MEASURES = {
     "network": "network (what the feed-forward network adds)",
     "embeddings": "embeddings (what the token's own embedding adds)",
     "bypass": "bypass (what goes around the layer's attention)",
+    "product": "product (of the token's vector with that of the query)",
 }
 """The same for maps with targets as rows: numbers that a model computes, and what each token adds to them."""
 

@@ -7,13 +7,13 @@ texts, a pass begins with the vectors of the tokens, some of which come from an 
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from transformers import AutoModelForImageTextToText
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -26,7 +26,7 @@ from normscope.models.load.input_reading import arguments_of, opened, shown_pixe
 from normscope.models.load.vectors import Around, given_to, noise, on_call
 from normscope.models.observe.attention_function import unobserved
 from normscope.models.probes import embeddings_of
-from normscope.models.stored.text_tower import base_of, class_of, text_tower
+from normscope.models.stored.text_tower import base_of, image_text_class, text_tower
 
 _PROBE = 64
 """Rows and columns of the image with which a model is first run."""
@@ -39,7 +39,7 @@ def reads_image_texts(model: object, processor: object) -> bool:
     """Whether a model reads images within texts, and a processor makes both."""
     return (
         isinstance(model, PreTrainedModel)
-        and class_of(AutoModelForImageTextToText, model.config) is not None
+        and image_text_class(model.config) is not None
         and isinstance(getattr(processor, "tokenizer", None), PreTrainedTokenizerBase)
     )
 
@@ -116,6 +116,29 @@ class ImageTextModel(Around):
         return given["inputs_embeds"][0], [each for each in others if each.is_floating_point()]
 
 
+class Retriever(ImageTextModel):
+    """A vision–language model that makes a vector of each token of a page or of a query (ColPali).
+
+    Args:
+        model: The model with its head, whose own code runs.
+        embeds: Whether these vectors are returned, or those of the language model, of which they are made.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, embeds: bool) -> None:
+        super().__init__(model)
+        self._embeds = embeds
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **own: Tensor) -> Any:
+        """Run the model; see `ImageTextModel`."""
+        hidden: list[Any] = []
+        handle = self.tower.register_forward_hook(lambda _module, _given, output: hidden.append(output))
+        try:
+            made = super().forward(input_ids, attention_mask, **own)
+        finally:
+            handle.remove()
+        return BaseModelOutput(last_hidden_state=made.embeddings) if self._embeds else hidden[-1]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ImageTextReader:
     """Makes the inputs of a vision–language model from texts and images."""
@@ -128,6 +151,8 @@ class ImageTextReader:
     """The grids that were found, by the shapes of what the model was given."""
     _given: dict[int, tuple[str, Sequence[object], str]] = dataclasses.field(default_factory=dict)
     """What was read, by its number."""
+    alone: ClassVar[bool] = False
+    """Whether an image is an input without a text, and a text one without an image."""
 
     @classmethod
     def of(cls, processor: Any, model: ImageTextModel) -> "ImageTextReader":
@@ -162,8 +187,8 @@ class ImageTextReader:
     def _probe(self) -> tuple[Tensor, dict[str, Tensor]]:
         from PIL import Image
 
-        text = self.marked("a", 1)
-        if getattr(self.processor, "chat_template", None):
+        text = self.marked("" if self.alone else "a", 1)
+        if getattr(self.processor, "chat_template", None) and not self.alone:
             said = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}]
             text = self.processor.apply_chat_template(said, tokenize=False)
         return self._prepared(text, [Image.new("RGB", (_PROBE, _PROBE), (128, 128, 128))])
@@ -181,8 +206,9 @@ class ImageTextReader:
         """
         pictures = [opened(each) for each in images]
         ids, arguments = self._prepared(text, [picture for picture, _ in pictures])
-        title = f"{', '.join(name for _, name in pictures)}: {title}"
-        own = OwnInput(arguments, (title,), images=self._images(ids, arguments), tokens=ids.shape[1])
+        title = ": ".join(filter(None, (", ".join(name for _, name in pictures), title)))
+        tokens = self._images(ids, arguments) if images else ()
+        own = OwnInput(arguments, (title,), images=tokens, tokens=ids.shape[1])
         self._given[own.numbers[0]] = text, images, title
         return ids[0].tolist(), own
 
@@ -198,11 +224,8 @@ class ImageTextReader:
 
     def _prepared(self, text: str, images: Sequence[Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Token ids, and those of the model's other keyword arguments that the processor makes."""
-        options: dict[str, Any] = {"return_tensors": "pt"}
-        if getattr(self.processor, "chat_template", None):  # which writes special tokens itself
-            options["add_special_tokens"] = False
         try:
-            made = self.processor(text=[text], images=[*images], **options)
+            made = self._made(text, images)
         except Exception as error:  # somebody else's code
             raise InputError(
                 f"{type(self.processor).__name__} fails on a text with {len(images)} image(s): {one_line(error)}"
@@ -213,6 +236,13 @@ class ImageTextReader:
         ids = arguments.pop("input_ids")
         arguments.pop("attention_mask", None)
         return ids, arguments
+
+    def _made(self, text: str, images: Sequence[Any]) -> Mapping[str, Any]:
+        """What the processor makes."""
+        # A chat template writes special tokens itself.
+        options = {"add_special_tokens": False} if getattr(self.processor, "chat_template", None) else {}
+        made: Mapping[str, Any] = self.processor(text=[text], images=[*images], return_tensors="pt", **options)
+        return made
 
     def _is_image(self, ids: Tensor) -> Bool[Tensor, " token"]:
         """Which tokens stand for an image."""
@@ -257,7 +287,8 @@ class ImageTextReader:
 
     def _grid_facts(self, arguments: Mapping[str, Tensor]) -> list[tuple[int, int]]:
         """Rows and columns of patches of each image, if the processor returns them: with the number of frames before them."""
-        patches = [len(each) for each in arguments.values() if each.is_floating_point() and each.ndim == 2]
+        pixels = [each for each in arguments.values() if each.is_floating_point() and each.ndim in (2, 3)]
+        patches = [len(each.flatten(0, -2)) for each in pixels]
         for each in arguments.values():
             rows = each.tolist() if each.ndim == 2 and each.shape[1] == 3 and not each.is_floating_point() else []
             if rows and [sum(frames * height * width for frames, height, width in rows)] == patches:
@@ -284,6 +315,32 @@ class ImageTextReader:
             )
             self._grids[key] = grid if int(rows.argmax()) == int(columns.argmax()) == 0 else None
         return self._grids[key]
+
+
+class PageReader(ImageTextReader):
+    """Makes the inputs of a retriever, as its processor writes them: of the image of a page, or of a text, which is a query."""
+
+    alone = True
+
+    def marked(self, text: str, images: int) -> str:
+        """The text: what stands for the image of a page, the processor writes.
+
+        Raises:
+            InputError: If there is more than one image, or a text as well.
+        """
+        if images > 1 or (images and text.strip()):
+            got = f"{images} images" if images > 1 else "an image and a text"
+            raise InputError(f"messages: expected the image of a page or a query by itself, got {got}")
+        return text
+
+    def _made(self, text: str, images: Sequence[Any]) -> Mapping[str, Any]:
+        processor = self.processor
+        made: Mapping[str, Any] = (
+            processor.process_images(images=[*images], return_tensors="pt")
+            if images
+            else processor.process_queries(text=[text], return_tensors="pt")
+        )
+        return made
 
 
 def _images_in(arguments: Mapping[str, Tensor]) -> Tensor | None:

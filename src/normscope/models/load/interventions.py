@@ -127,7 +127,9 @@ class InterventionRunner:
     def predictor(self) -> Predictor | None:
         """What predicts the next token, or masked ones; None if the checkpoint has no head that can be used."""
         masks = self._model.tokenizer.mask_token_id is not None
-        return Predictor.of(self._model, [Head.NEXT_TOKEN, *([Head.MASKED_TOKEN] if masks else [])])
+        follows = self._model.prefix_head is None  # or no token but the last predicts one that it has not seen
+        kinds = {Head.NEXT_TOKEN: follows, Head.MASKED_TOKEN: masks}
+        return Predictor.of(self._model, [kind for kind, known in kinds.items() if known])
 
     @property
     def predicts_masks(self) -> bool:

@@ -195,6 +195,11 @@ class LoadedModel:
         return self._head(Head.NEXT_TOKEN) if self.causal else None
 
     @cached_property
+    def prefix_head(self) -> PreTrainedModel | None:
+        """What predicts the token after a text with images whose own tokens see later ones (PaliGemma); None for others."""
+        return self._head(Head.NEXT_TOKEN) if self.image_texts is not None and not self.causal else None
+
+    @cached_property
     def classifier(self) -> PreTrainedModel | None:
         """The classifier of texts around `model`; None if the checkpoint has no weights for its head."""
         return self._head(Head.CLASS)
@@ -350,6 +355,11 @@ class LoadedModel:
         """The tokens of a text without those that the tokenizer puts behind it, if it has any others."""
         ending = self.ending
         return ids[: -len(ending)] if 0 < len(ending) < len(ids) and tuple(ids[-len(ending) :]) == ending else ids
+
+    @property
+    def retrieves(self) -> bool:
+        """Whether it reads pages (images) and queries (texts), each by itself, to compare their vectors."""
+        return self.image_texts is not None and self.image_texts.alone
 
     @property
     def is_cross_attention(self) -> bool:

@@ -49,6 +49,7 @@ from normscope.models.stored.config_checks import (
     check_family,
     check_not_quantised,
     check_supported,
+    see_later_tokens,
     silent_warnings,
 )
 from normscope.models.stored.decoder_start import decoder_shift
@@ -57,7 +58,7 @@ from normscope.models.stored.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Sourc
 from normscope.models.stored.offloading import accelerate_silenced, keep_on, memory_by_device, spare_memory
 from normscope.models.stored.random_state import drawing
 from normscope.models.stored.stored_weights import execution_device, is_offloaded
-from normscope.models.stored.text_tower import base_of, text_config, text_tower
+from normscope.models.stored.text_tower import base_of, retriever_class, text_config, text_tower
 from normscope.models.stored.weight_checks import (
     UNOBSERVED_PARTS,
     check_all_used,
@@ -120,6 +121,10 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         each.return_dict = True  # outputs are read by name
         each._attn_implementation = None  # ours runs, so what the model was trained with need not be installed
         each.chunk_size_feed_forward = 0  # chunks give the same numbers, but only for lengths that they divide
+    plain = options.random_init or adapter is not None
+    text_processor = None if plain else read_text_processor(config, source.folder, options.name)
+    if text_processor is not None:
+        see_later_tokens(text)
     check_supported(text)
     if not options.random_init:
         check_pickles(source.folder, options.name)
@@ -132,8 +137,6 @@ def open_model(options: ModelOptions) -> "OpenedModel":
     if tower is not None:
         return OpenedModel(options, config, _facts_of_texts(config, options.name), source, adapter, tower=tower)
     facts = facts_of_config(text, stack)
-    plain = options.random_init or adapter is not None
-    text_processor = None if plain else read_text_processor(config, source.folder, options.name)
     return OpenedModel(options, config, facts, source, adapter, text_processor=text_processor)
 
 
@@ -322,7 +325,7 @@ class OpenedModel:
             kind: Any = AutoModel
             if text_config(self.config) is not self.config:
                 # The names of a tower's weights may depend on the head.
-                kind = head_class(Head.NEXT_TOKEN, self.config) or kind
+                kind = head_class(Head.NEXT_TOKEN, self.config) or retriever_class(self.config) or kind
             whole = _pretrained(self.source, self.config, self.options, dtype, placing, kind)
             head = None if self.text_processor is None else whole
             model = whole if kind is AutoModel else base_of(whole)

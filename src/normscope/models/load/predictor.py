@@ -39,7 +39,7 @@ class Predictor:
                 case Head.CLASS:
                     head = model.classifier
                 case Head.NEXT_TOKEN:
-                    head = model.next_token_head
+                    head = model.next_token_head or model.prefix_head
                 case _:
                     head = model.masked_language_head
             if head is not None:

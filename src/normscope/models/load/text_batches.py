@@ -65,8 +65,8 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
         encoder = Encoder(model, DatasetOptions(kind=model.reader.kind, seed=0), level=level)
         inputs = texts if isinstance(texts, list) else [texts]
         return collate(encoder.encode([example_of(model, each) for each in inputs], CorpusCounts()), encoder)
-    texts = _encoding_of_ids(model, texts)
-    if isinstance(texts, BatchEncoding):
+    texts = texts if model.retrieves else _encoding_of_ids(model, texts)
+    if isinstance(texts, BatchEncoding) and not model.retrieves:
         encoder = Encoder(model, DatasetOptions(kind=DatasetKind.text, seed=0), level=level)
         sequences = _sequences(model, encoder, texts)
         for sequence in sequences:
@@ -76,7 +76,7 @@ def batch_from_texts(model: LoadedModel, texts: object, level: Level = Level.tok
     texts = [texts] if is_single(texts) else texts
     if not isinstance(texts, list) or not texts:
         raise InputError("expected at least one text, got none")
-    chats = sum(is_messages(text) or is_image_text(model, text) for text in texts)
+    chats = sum(model.retrieves or is_messages(text) or is_image_text(model, text) for text in texts)
     if chats not in (0, len(texts)):
         raise InputError("texts: expected all of them to be conversations, or none; got both")
     examples = [example_of(model, text) for text in texts]
@@ -135,6 +135,8 @@ def example_of(model: LoadedModel, text: object) -> Example:
     """
     if model.reader is not None:
         return _input_of(model, text)
+    if model.retrieves:
+        return _page_or_query(model, text)
     if is_messages(text):
         return Example("", messages=messages_in(text))
     if is_image_text(model, text):
@@ -155,6 +157,22 @@ def example_of(model: LoadedModel, text: object) -> Example:
     if second and model.translates and not model.facts.reads_target:
         raise InputError(f"the encoder of {model.name} reads one text, not a pair; leave the translation out")
     return Example(first, second[0] if second else None)
+
+
+def _page_or_query(model: LoadedModel, given: Any) -> Example:
+    """The image of a page, or a query, as what a user says."""
+    if not isinstance(given, str) and not is_image(given):
+        raise InputError(
+            f"{model.name} reads a page (an image) or a query (a text) by itself, got {describe_type(given)}; "
+            "normscope.similarity compares the two"
+        )
+    page = is_image(given)
+    if not page:
+        require_unicode(given)
+        if not given.strip():
+            raise InputError("expected a query with at least one word, got an empty text")
+    said = Message("user", "" if page else given, (), (given,) if page else ())
+    return Example(said.content, messages=(said,))
 
 
 def _input_of(model: LoadedModel, given: object) -> Example:

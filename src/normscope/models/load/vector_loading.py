@@ -16,7 +16,6 @@ from transformers import (
     AutoFeatureExtractor,
     AutoImageProcessor,
     AutoModel,
-    AutoModelForImageTextToText,
     AutoProcessor,
     GenerationConfig,
     PretrainedConfig,
@@ -28,8 +27,10 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from normscope.data.sounds import time_names
 from normscope.data.tokenization import encoded
 from normscope.errors import InputError, one_line
+from normscope.maths.choices import SimilarityFunction
+from normscope.maths.embedder import Embedder, LateInteraction
 from normscope.models.facts import ModelFacts, StackName
-from normscope.models.load.image_texts import ImageTextModel, ImageTextReader
+from normscope.models.load.image_texts import ImageTextModel, ImageTextReader, PageReader, Retriever
 from normscope.models.load.input_reading import InputReader, makes_sizes, own_processor, prepared, probe_of, rate_of
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.speech import SpeechModel
@@ -39,7 +40,7 @@ from normscope.models.load.vectors import Positions, VectorModel
 from normscope.models.observe.reading import facts_of, facts_without_numbers, refusal_explained
 from normscope.models.probes import longest_sequence
 from normscope.models.stored.decoder_start import decoder_shift
-from normscope.models.stored.text_tower import base_of, class_of, text_config
+from normscope.models.stored.text_tower import base_of, class_of, image_text_class, retriever_class, text_config
 
 log = logging.getLogger("normscope")
 
@@ -283,7 +284,7 @@ def read_text_processor(config: PretrainedConfig, folder: Path, name: str) -> An
 
     Without the packages that the processor needs, the model reads texts alone, which is said.
     """
-    reads = class_of(AutoModelForImageTextToText, config) is not None and text_config(config) is not config
+    reads = image_text_class(config) is not None and text_config(config) is not config
     if not reads or not any((folder / file).is_file() for file in _FILES):
         return None
     try:
@@ -314,11 +315,12 @@ def image_text_model(
     Raises:
         InputError: If its language layers cannot be observed, or no token's vector comes from an image.
     """
-    observed = ImageTextModel(base_of(whole))
+    retrieves = retriever_class(whole.config) is not None
+    observed = Retriever(whole, embeds=False) if retrieves else ImageTextModel(base_of(whole))
     if getattr(processor, "chat_template", None):
         tokenizer = copy.copy(tokenizer)  # whose own template may know no images
         tokenizer.chat_template = processor.chat_template
-    reader = ImageTextReader.of(processor, observed)
+    reader = (PageReader if retrieves else ImageTextReader).of(processor, observed)
     with refusal_explained(name):
         probe = reader.probe()
         facts = facts_of(observed, inputs=probe, token_mask=probe["attention_mask"].bool())
@@ -333,6 +335,13 @@ def image_text_model(
         revision=None,
         max_length=min(lengths, default=None),
         load_head=lambda kind: head if kind is Head.NEXT_TOKEN else None,
+        given_embedder=_late(whole) if retrieves else None,
         require_current=require_current,
         image_texts=reader,
     )
+
+
+def _late(whole: PreTrainedModel) -> Embedder:
+    """What compares pages and queries: late interaction of all vectors that a retriever makes."""
+    every = LateInteraction(skipped_in=frozenset())
+    return Embedder(None, function=SimilarityFunction.maxsim, late=every, head=Retriever(whole, embeds=True))

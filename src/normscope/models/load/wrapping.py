@@ -37,7 +37,7 @@ from normscope.models.observe.reading import facts_of, observed_stack, refusal_e
 from normscope.models.options import Tower
 from normscope.models.probes import embeddings_of
 from normscope.models.prove.verification import verify_same_outputs
-from normscope.models.stored.config_checks import check_not_quantised, check_supported
+from normscope.models.stored.config_checks import check_not_quantised, check_supported, see_later_tokens
 from normscope.models.stored.embedder_files import embedder_in_memory, kind_of_encoder, rule_in_memory
 from normscope.models.stored.random_state import drawing
 from normscope.models.stored.text_tower import base_of, class_of, text_config, text_tower
@@ -203,8 +203,11 @@ def _copied(given: PreTrainedModel, part: PreTrainedModel) -> tuple["_Copy", str
 
 def _reading_image_texts(given: Any, processor: Any) -> LoadedModel:
     """A model of texts with images, ready to be observed."""
-    check_supported(text_config(given.config))
     copied, name = _copied(given, given)
+    for part in copied.model.modules():
+        if isinstance(part, PreTrainedModel):
+            see_later_tokens(text_config(part.config))
+    check_supported(text_config(copied.model.config))
     run_experts_in_float64(copied.model)
     tokenizer = processor.tokenizer
     current = functools.partial(copied.require_current, tokenizer, _size_of(tokenizer))

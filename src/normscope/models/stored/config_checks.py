@@ -153,10 +153,23 @@ def check_supported(config: PretrainedConfig) -> None:
             f"hidden_size={size} in the model's config: expected from 1 to {_LARGEST:,}; correct the config.json of "
             "model.name"
         )
-    # In transformers 5.23, Gemma sees later tokens only in batches without padding. Gemma 2 no longer does.
-    inconsistent = config.model_type == "gemma" and getattr(config, "is_causal", True)
-    if inconsistent and getattr(config, "use_bidirectional_attention", False):
+    if _sees_later_tokens_at_times(config):
         raise InputError(
             "use_bidirectional_attention=true: transformers applies it to some batches and not to others; set is_causal=false "
             "in the config instead"
         )
+
+
+def see_later_tokens(text: PretrainedConfig) -> None:
+    """Let the tokens of a language model see later ones in every batch if they do in some.
+
+    Of a model that reads images (PaliGemma), the processor marks all that it writes as a prefix, whose tokens see one another.
+    """
+    if _sees_later_tokens_at_times(text):
+        text.is_causal = False
+
+
+def _sees_later_tokens_at_times(config: PretrainedConfig) -> bool:
+    # In transformers 5.23, Gemma sees later tokens only in batches without padding. Gemma 2 no longer does.
+    inconsistent = config.model_type == "gemma" and getattr(config, "is_causal", True)
+    return bool(inconsistent and getattr(config, "use_bidirectional_attention", False))

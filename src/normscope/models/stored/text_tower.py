@@ -4,7 +4,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForPreTraining,
+    PretrainedConfig,
+)
 from transformers.modeling_utils import PreTrainedModel
 
 
@@ -17,6 +23,19 @@ def class_of(auto: Any, config: PretrainedConfig) -> Any:
         return auto._model_mapping.get(type(config), None)
     except ValueError:
         return None
+
+
+def image_text_class(config: PretrainedConfig) -> Any:
+    """The class of models that read images and texts in a language model, with its head; None if there is none."""
+    return class_of(AutoModelForImageTextToText, config) or retriever_class(config)
+
+
+def retriever_class(config: PretrainedConfig) -> Any:
+    """The class of models that make a vector of each token of a page or a query (ColPali); None for any other config.
+
+    These are the only ones that transformers knows with their head alone.
+    """
+    return class_of(AutoModelForPreTraining, config) if class_of(AutoModel, config) is None else None
 
 
 def text_config(config: PretrainedConfig) -> PretrainedConfig:

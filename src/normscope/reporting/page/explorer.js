@@ -350,7 +350,7 @@ class Explorer {
     const [row, column] = [Math.floor(at / columns), at % columns];
     const value = Number.isNaN(map.values[at]) ? "no value" : formatNumber(map.values[at], signed);
     const [to, from] = [nameOf(map, "rows", row), nameOf(map, "columns", column)];
-    this.live.textContent = map.ofTargets ? `${from} adds ${value}: ${to}` : `${to} receives ${value} from ${from}`;
+    this.live.textContent = this.state.measure === "product" ? `${from}: product ${value}, ${to}` : map.ofTargets ? `${from} adds ${value}: ${to}` : `${to} receives ${value} from ${from}`;
     return { value, tokens: `${map.exact.rows[row]} (${row}) ← ${map.exact.columns[column]} (${column})` };
   }
 
@@ -386,7 +386,7 @@ class Explorer {
     this.image.node.hidden = !image || Boolean(this.state.minus);
     this.sound.node.hidden = !sound || this.signed || Boolean(this.state.minus);
     if (this.image.node.hidden && this.sound.node.hidden) return;
-    const beside = this.signed ? [this.state.measure] : ["attn_w", this.state.beside, this.state.measure];
+    const beside = this.signed ? ["product", this.state.measure] : ["attn_w", this.state.beside, this.state.measure];
     const measures = [...new Set(beside)].filter((name) => this.everyMeasure.includes(name) && this.data.signed_measures.includes(name) === this.signed);
     const colours = palette(this.root, this.signed ? "--paper-diverging" : "--paper-sequential"); // an image is as light in dark mode
     const row = this.map.rows[this.pinned];

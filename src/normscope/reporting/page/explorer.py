@@ -247,6 +247,9 @@ _OF_TOKENS = (
     "image are the largest shares that come from tokens other than patches."
 )
 _OF_TARGETS = " The images show what each patch adds to the chosen row; below them is what every other token adds."
+_OF_PRODUCTS = (
+    " Products of vectors are shown, too: the largest one in a token’s row is what that row adds to the score."
+)
 
 
 def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
@@ -262,6 +265,7 @@ def explorer_section(maps: Sequence[TokenMap], note: str = "") -> Section:
     how = guide.render(unit=unit, is_cross_attention=is_cross_attention, of_targets=of_targets)
     if any(each.image is not None for each in maps):
         how += _OF_TARGETS if of_targets else _OF_TOKENS
+        how += _OF_PRODUCTS * any("product" in each.maps for each in maps)
     if any(each.sound is not None for each in maps):
         how += (
             f" The curves show what one {unit} receives from each part of the sound, without padding after it; click a "
