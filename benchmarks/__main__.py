@@ -1,9 +1,9 @@
 """`make bench`: time and memory relative to the bare forward pass; measuring.py explains the method.
 
 Measures shapes (models and analyses), lengths, depths, and whole commands by phase; `--only` selects some of them, how cost
-grows with the corpus and with processes (`--only corpora`), or the live page in a browser (`--only live`). Other tools (`--only peers`) run in a separate environment. What is measured on a GPU
-(`--only cuda`) has steps, which `benchmarks/gpu.sh` runs with a time limit each. Writes tables and figures that
-name the machine.
+grows with the corpus and with processes (`--only corpora`), or the live page in a browser (`--only live`). Other tools
+(`--only peers`) run in a separate environment. What is measured on a GPU (`--only cuda`) has steps, which
+`benchmarks/gpu.sh` runs with a time limit each. Writes tables and figures that name the machine.
 """
 
 import argparse

@@ -137,8 +137,8 @@ class Scenario:
     length: int
     ways: tuple[str, ...]
     """`bare`, `straightforward`, `attribution of a scalar`, `value zeroing`, `similarity` of each sequence with itself,
-    attention in eager mode, of the last token (also by sentence) or between regions, the attribution of an answer, with attention weights held or
-    followed, or names of analyses joined by +."""
+    attention in eager mode, of the last token (also by sentence) or between regions, the attribution of an answer, with
+    attention weights held or followed, or names of analyses joined by +."""
     device: str = "cpu"
     dtype: str = "float32"
     layers: int | None = None
