@@ -1,9 +1,9 @@
 """`make bench`: time and memory relative to the bare forward pass; measuring.py explains the method.
 
-Measures shapes (models and analyses), lengths, and whole commands by phase; `--only` selects some of them, or the live page
-in a browser (`--only live`). Other tools (`--only peers`) run in a separate environment. What is measured on a GPU
-(`--only cuda`) has steps, which `benchmarks/gpu.sh` runs with a time limit each. Writes tables and figures that
-name the machine.
+Measures shapes (models and analyses), lengths, depths, and whole commands by phase; `--only` selects some of them, how cost
+grows with the corpus and with processes (`--only corpora`), or the live page in a browser (`--only live`). Other tools
+(`--only peers`) run in a separate environment. What is measured on a GPU (`--only cuda`) has steps, which
+`benchmarks/gpu.sh` runs with a time limit each. Writes tables and figures that name the machine.
 """
 
 import argparse
@@ -12,19 +12,20 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks import commands, gpu, live, peers
+from benchmarks import commands, gpu, growth, live, peers
 from benchmarks.measuring import measured, resident
 from benchmarks.results import machine, show, write
 from benchmarks.scenarios import SUITES, Scenario, prepare
 
-COMMANDS, PEERS, LIVE, CUDA = "commands", "peers", "live", "cuda"
+COMMANDS, CORPORA, PEERS, LIVE, CUDA = "commands", "corpora", "peers", "live", "cuda"
 
 
 def _arguments() -> argparse.Namespace:
     """What was asked for on the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="passes per measurement (default 5)")
-    parser.add_argument("--only", nargs="+", choices=[*SUITES, COMMANDS, PEERS, LIVE, CUDA], help="measure only these")
+    names = [*SUITES, COMMANDS, CORPORA, PEERS, LIVE, CUDA]
+    parser.add_argument("--only", nargs="+", choices=names, help="measure only these")
     parser.add_argument("--steps", nargs="+", choices=gpu.STEPS, default=list(gpu.STEPS), help="steps of cuda (all)")
     parser.add_argument("--device", choices=gpu.TABLES, default=gpu.GPU, help="where cuda runs; cpu tries it, small")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="output folder")
@@ -72,13 +73,18 @@ def _measure(suite: str, repeats: int, folder: Path) -> bool:
         for row in _rows_of(suite, repeats):
             rows.append(row)
             write(folder, suite, rows)
-    return show(rows)
+    complete = show(rows)
+    if suite in growth.OVER:
+        print(*growth.exponents(rows, growth.OVER[suite]), sep="\n")
+    return complete
 
 
 def _rows_of(suite: str, repeats: int) -> Iterable[dict[str, object]]:
     """The measurements of a suite that is not made of scenarios."""
     if suite == COMMANDS:
         return commands.measured_commands(repeats)
+    if suite == CORPORA:
+        return growth.measured_corpora(repeats)
     if suite == LIVE:
         return live.measured_typing()
     return peers.measured_peers(repeats=repeats)

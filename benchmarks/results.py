@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 
 from benchmarks import commands
+from benchmarks.growth import OVER
 from benchmarks.scenarios import BARE
 from normscope.reporting.palette import LINE_COLOURS, MARKERS, STYLE
 
@@ -53,33 +54,46 @@ def write(folder: Path, suite: str, rows: list[dict[str, object]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     table = pd.DataFrame(rows).assign(machine=machine())
     table.to_csv(folder / f"{suite}.csv", index=False)
-    if suite == "lengths":
-        _draw_lengths(table, folder / "lengths.png")
+    if suite in OVER:
+        _draw_growth(table, OVER[suite], folder / f"{suite}.png")
     if suite == "commands":
         _draw_commands(table, folder / "commands.png")
 
 
-def _draw_lengths(table: pd.DataFrame, path: Path) -> None:
-    """Time and memory relative to the bare pass, by length."""
+_SIZES = {"length": "tokens per sequence", "layers": "layers", "examples": "sequences"}
+
+
+def _draw_growth(table: pd.DataFrame, over: str, path: Path) -> None:
+    """Time and memory by size: relative to the bare pass, or in seconds and MiB where none is measured."""
+    relative = "time_ratio" in table
+    columns = {"time_ratio": "time", "memory_ratio": "peak memory"}
+    if not relative:
+        columns = {"seconds": "seconds of the pass", "mebibytes": "peak memory in MiB"}
     with mpl.rc_context(STYLE):
-        shapes = [shape for shape, rows in table.groupby("shape", sort=False) if rows["length"].nunique() > 1]
+        shapes = [shape for shape, rows in table.groupby("shape", sort=False) if rows[over].nunique() > 1]
+        if not shapes:
+            return
         figure, axes = plt.subplots(
             len(shapes), 2, figsize=(7.5, 2.7 * len(shapes)), squeeze=False, layout="constrained"
         )
         for row, shape in zip(axes, shapes, strict=True):
             rows = table[(table["shape"] == shape) & (table["way"] != BARE)]
-            for axis, column, title in zip(row, ("time_ratio", "memory_ratio"), ("time", "peak memory"), strict=True):
+            for axis, (column, title) in zip(row, columns.items(), strict=True):
                 for number, (way, values) in enumerate(rows.groupby("way", sort=False)):
                     axis.plot(
-                        values["length"], values[column], color=LINE_COLOURS[number], marker=MARKERS[number], label=way
+                        values[over], values[column], color=LINE_COLOURS[number], marker=MARKERS[number], label=way
                     )
-                axis.axhline(1, color="grey", linewidth=0.8)
                 axis.set_xscale("log", base=2)
-                axis.set_xticks(sorted(rows["length"].unique()), [f"{n:,}" for n in sorted(rows["length"].unique())])
-                axis.set_ylim(bottom=0)
+                axis.set_xticks(sorted(rows[over].unique()), [f"{n:,}" for n in sorted(rows[over].unique())])
+                if relative:
+                    axis.axhline(1, color="grey", linewidth=0.8)
+                    axis.set_ylabel("relative to the bare pass")
+                if column == "seconds":
+                    axis.set_yscale("log")
+                else:
+                    axis.set_ylim(bottom=0)
                 axis.set_title(f"{shape!s}: {title}")
-                axis.set_xlabel("tokens per sequence")
-                axis.set_ylabel("relative to the bare pass")
+                axis.set_xlabel(_SIZES[over])
         axes[0][0].legend(frameon=False, fontsize=8)
         figure.supxlabel("\n".join(textwrap.wrap(table["machine"][0], 100)), fontsize=7, color="grey")
         figure.savefig(path, dpi=160)

@@ -78,6 +78,17 @@ SHAPES: dict[str, PretrainedConfig] = {
         use_cache=False,
     ),
     "ModernBERT-base": ModernBertConfig(),
+    "SmolLM2": LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        intermediate_size=1536,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        use_cache=False,
+    ),
     "Llama-3.2-1B": LlamaConfig(
         vocab_size=128256,
         hidden_size=2048,
@@ -108,6 +119,8 @@ VALUE_ZEROING = "value zeroing"
 SIMILARITY = "similarity"
 EAGER = "output_attentions"
 LAST_ROW = "rows of the last token"
+BY_SENTENCE = "rows of the last token by sentence"
+"""Sentences of 20 tokens."""
 BLOCKS = "sums of 64 × 64 regions"
 PROMPT = 100
 """Number of tokens before an answer that is attributed."""
@@ -124,8 +137,8 @@ class Scenario:
     length: int
     ways: tuple[str, ...]
     """`bare`, `straightforward`, `attribution of a scalar`, `value zeroing`, `similarity` of each sequence with itself,
-    attention in eager mode, of the last token or between regions, the attribution of an answer, with attention weights held or
-    followed, or names of analyses joined by +."""
+    attention in eager mode, of the last token (also by sentence) or between regions, the attribution of an answer, with
+    attention weights held or followed, or names of analyses joined by +."""
     device: str = "cpu"
     dtype: str = "float32"
     layers: int | None = None
@@ -156,6 +169,7 @@ def shapes() -> Iterator[Scenario]:
     yield Scenario("BERT-base", 2, 128, (BARE, "mixing", STRAIGHTFORWARD))
     yield Scenario("MiniLM", 1, 128, (BARE, ONE_SCALAR, SIMILARITY, VALUE_ZEROING), memory=False)
     yield Scenario("Llama, base", 8, 128, (BARE, "mixing", "feedforward"))
+    yield Scenario("MiniLM", 1, 8, (BARE, "mixing", "norms", EVERYTHING), memory=False)
 
 
 def lengths() -> Iterator[Scenario]:
@@ -169,8 +183,15 @@ def lengths() -> Iterator[Scenario]:
             yield Scenario(shape, max(1, 1024 // length), length, (BARE, "mixing", "norms", "outliers", ALL_FOUR))
 
 
+def depths() -> Iterator[Scenario]:
+    """Cost by depth."""
+    for layers in (6, 12, 24, 48):
+        yield Scenario("MiniLM", 8, 128, (BARE, "mixing", "norms", EVERYTHING), layers=layers)
+
+
 def attention_lengths() -> Iterator[Scenario]:
     """Attention between tokens and regions, beside eager mode as far as its memory goes."""
+    yield Scenario("SmolLM2", 1, 4700, (BARE, BY_SENTENCE))
     for length in (1024, 4096, 8192):  # at the last, eager mode keeps 17 GB of weights
         yield Scenario("Llama, 8 heads", 1, length, (BARE, LAST_ROW, BLOCKS, EAGER))
     for length in (16384, 32768):  # relative cost depends on length and width, not on depth
@@ -180,6 +201,7 @@ def attention_lengths() -> Iterator[Scenario]:
 SUITES: dict[str, Callable[[], Iterator[Scenario]]] = {
     "shapes": shapes,
     "lengths": lengths,
+    "depths": depths,
     "attention": attention_lengths,
 }
 """What is measured on the CPU; `gpu.py` has what is measured on a GPU."""
@@ -196,7 +218,7 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         return _answers(config, scenario)
     model = _model(AutoModel, config, scenario)
     # A single text of a causal model has no padding, and so no mask, which would cost the bare pass its fastest kernel.
-    padded = {LAST_ROW, BLOCKS, EAGER}.isdisjoint(scenario.ways)
+    padded = {LAST_ROW, BY_SENTENCE, BLOCKS, EAGER}.isdisjoint(scenario.ways)
     batch = random_batch((scenario.sequences, scenario.length), model.config.vocab_size, padded=padded).to(model.device)
     inputs, facts = batch.model_inputs(), facts_of_config(model.config)
 
@@ -229,6 +251,8 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
 
     regions = [slice(each[0], each[-1] + 1) for each in np.array_split(np.arange(scenario.length), 64) if len(each)]
 
+    of_20 = [slice(start, min(start + 20, scenario.length)) for start in range(0, scenario.length, 20)]
+
     def attended(queries: object, keys: object) -> Callable[[], None]:
         loaded = LoadedModel(model, _names(model.config.vocab_size), facts, scenario.shape, None, None)
 
@@ -248,6 +272,7 @@ def prepare(scenario: Scenario) -> dict[str, Callable[[], None]]:
         SIMILARITY: similar,
         EAGER: in_eager_mode,
         LAST_ROW: attended("last", None),
+        BY_SENTENCE: attended("last", of_20),
         BLOCKS: attended(regions, regions),
     }
     return {way: ways.get(way) or analysed(re.split(r"\+|, ", way)) for way in scenario.ways}

@@ -59,7 +59,7 @@ def _shapes() -> str:
             _tokens(row),
             WAYS.get(row["way"], row["way"]),
             f"{row['time_ratio']:.2f}",
-            f"{row['memory_ratio']:.2f}",
+            f"{row['memory_ratio']:.2f}" if row["memory_ratio"] != "" else "–",
         )
         for row in _rows("shapes")
         if row["way"] != "bare"

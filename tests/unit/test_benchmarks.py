@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from transformers import AutoTokenizer
 
-from benchmarks import commands, gpu, measuring, sources
+from benchmarks import commands, gpu, growth, measuring, results, sources
 from benchmarks.__main__ import main as benchmark
 from benchmarks.measuring import measured
 from benchmarks.scenarios import ANSWER, ANSWER_THROUGH, BARE, PROMPT, SHAPES, Scenario
@@ -319,3 +319,17 @@ def test_generated_prompts_say_which_passages_are_needed(kind):
         last = answer.replace(":", ",").split(", ")[-1]
         assert any(last in prompt.passages[place] for place in needed)
         assert answer not in prompt.others
+
+
+def test_how_cost_grows_is_said_and_drawn(tmp_path):
+    sizes = [(1, 1.0), (2, 5.0), (4, 20.0)]
+    rows = [{"shape": "MiniLM", "way": "mixing", "layers": size, "seconds": seconds} for size, seconds in sizes]
+    rows += [{"shape": "MiniLM", "way": "norms", "layers": 4, "seconds": 1.0}]
+    assert [*growth.exponents(rows, "layers")] == ["MiniLM, mixing: from 2 to 4 layers, time grows with the power 2.00"]
+    of_batches = [row | {"sequences": 4 // row["layers"]} for row in rows[:3]]
+    assert "power 3.00" in next(growth.exponents(of_batches, "layers"))
+    results.write(tmp_path, "depths", [row | {"time_ratio": 1.1, "memory_ratio": 1.0} for row in rows])
+    results.write(tmp_path, "corpora", [{**row, "examples": 2, "mebibytes": 9} for row in rows[:2]])
+    assert (tmp_path / "depths.png").exists()
+    assert not (tmp_path / "corpora.png").exists(), "a single size shows no growth"
+    assert len(set(growth.sentences(500))) == 500

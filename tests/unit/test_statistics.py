@@ -249,7 +249,7 @@ def test_numbers_near_an_edge_are_those_that_rounding_may_move(tolerance):
     values = torch.rand(5000, generator=torch.Generator().manual_seed(0)) * 7 + 0.2
     moved = torch.stack([axis.cell(values * (1 + sign * tolerance / 2)) for sign in (-1, 0, 1)])
     crosses = (moved[0] != moved[2]) if tolerance < 0.1 else torch.ones(5000, dtype=torch.bool)
-    near = axis.near_edge(values)
+    near = axis.near_edge(values).bool()
     assert not (crosses & ~near).any()
     assert near.float().mean() <= max(8 * tolerance * 2**axis.bits, 0.001 if tolerance else 0.0)
 

@@ -128,8 +128,9 @@ class SimilarityAnalysis(Analysis):
 
     def _sums(self, batch: Batch) -> tuple[PairSums, Float[Tensor, "category category"]]:
         """What the tokens of each text add to the cosines; and what pairs of categories do, unless only sums were asked for."""
-        # A vector for each category is carried through all layers, so those that do not occur are left out.
-        occur = batch.categories[batch.token_mask & self._maps_wanted].unique()
+        # A vector for each category but the last is carried through all layers, so those that do not occur are left out.
+        occur, counts = batch.categories[batch.token_mask & self._maps_wanted].unique(return_counts=True)
+        occur = occur[counts.argsort()]
         units = torch.full_like(batch.categories, -1)
         for unit, category in enumerate(occur.tolist()):
             units[batch.categories == category] = unit

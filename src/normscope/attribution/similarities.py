@@ -92,12 +92,15 @@ def sums_of_pairs(
     """What each token of pairs of texts, one text after the other in a batch, adds to their cosine; and what pairs of units do.
 
     What a token of one text adds together with the whole other text is linear in the token's vector: gradient × input, from one
-    backward pass for all. What two units add together is not, so the units and the biases are carried through the layers.
+    backward pass for all. What two units add together is not, so the biases and all units but the last are carried through the
+    layers; the last unit contributes what these leave of an embedding. What each unit adds together with the whole other text
+    is then known both ways, and compared.
 
     Args:
         model: A base model in evaluation mode.
         inputs: Keyword arguments of the model.
-        units: The unit that each token belongs to, such as its category; see `pooled_vectors`.
+        units: The unit that each token belongs to, such as its category; see `pooled_vectors`. The last should have most
+            tokens, so that the rounding of the others is small beside it.
         embedder: How an embedding is made of the hidden vectors.
         bias: Where the value biases of the first layer go.
         prompt: Number of tokens at the start that a prompt takes, of each text.
@@ -105,7 +108,12 @@ def sums_of_pairs(
     Raises:
         InputError: If attribution cannot follow the model.
     """
-    parts, whole = embedded_parts(model, facts, inputs, embedder=embedder, bias=bias, prompt=prompt, units=units)
+    count = int(units.max()) + 1
+    own = units.masked_fill(units == count - 1, -1)
+    parts, whole = embedded_parts(model, facts, inputs, embedder=embedder, bias=bias, prompt=prompt, units=own)
+    if count:
+        rest = (whole - parts.sum(dim=1)).unsqueeze(1)
+        parts = torch.cat([parts[:, :-1], rest, parts[:, -1:]], dim=1)
     pairs = cosine_parts(parts[0::2], whole[0::2], parts[1::2], whole[1::2])
     passed = held_pass(model, facts, inputs)
     with torch.inference_mode(False), torch.enable_grad():
@@ -117,6 +125,12 @@ def sums_of_pairs(
     found = attribute_scalars(passed, scalars, bias)
     # What the modules after pooling add that comes from no hidden vector is left.
     added = torch.cat([found.scores, (found.bias + found.remainder)[:, None]], dim=1)
+    sums = torch.stack([pairs.matrix.sum(dim=2), pairs.matrix.sum(dim=1)], dim=1).flatten(0, 1)
+    of_units = [found.scores.masked_fill(units != unit, 0).sum(dim=1) for unit in range(count)]
+    sizes = pairs.matrix.abs().sum(dim=(1, 2)).repeat_interleave(2)
+    if count:
+        error = (torch.stack([*of_units, added[:, -1]], dim=1) - sums).abs().sum(dim=1) / sizes
+        passed.check.require("what units add", error)
     return PairSums(added[0::2], added[1::2], pairs.value, pairs.matrix)
 
 

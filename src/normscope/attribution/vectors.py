@@ -115,8 +115,8 @@ def pooled_vectors(
         inputs: Keyword arguments of the model.
         weights: Turns the last hidden vectors and the mask of tokens into w, the weights of pooling.
         bias: Where the value biases of the first layer go.
-        units: The source that each token belongs to, if sources are not tokens, and −1 at padding; of no source, if only the
-            bias is wanted.
+        units: The source that each token belongs to, if sources are not tokens; −1 at padding, and at tokens of no source,
+            with which the parts do not add up to the whole.
         head: A model that contains `model` and returns pooled vectors; there are no weights then.
 
     Returns:
@@ -134,7 +134,7 @@ def pooled_vectors(
         found.append(pooled_parts(pooling, wide(vectors)))
     assert whole is not None
     parts = torch.cat(found, dim=1)
-    if sources == 0:
+    if units is not None and (units[mask] < 0).any():
         return parts, whole
     sizes = torch.linalg.vector_norm(parts, dim=-1).sum(dim=1)
     missing = torch.linalg.vector_norm(parts.sum(dim=1) - whole, dim=-1) / sizes

@@ -192,6 +192,8 @@ class Step:
                 return factored
             if factored is not None and (constant := self.constant()).ndim == 1:
                 return factored.with_row(constant)
+        if self.over is not None and all(isinstance(each, Factored) for each in parts):
+            return self.made_over(*map(dense, parts), bias=bias)
         made = self.parts([dense(each) for each in parts])
         return _with_constant(made, self.constant(), new=self.makes_new) if adds else made
 

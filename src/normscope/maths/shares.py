@@ -229,8 +229,15 @@ def layer_shares(
     shares = {}
     for stage in composition.stages:
         parts = composition.parts(stage)
-        direction = along(parts.whole, rows)
-        others, own, bias = (_product(part, direction) for part in (parts.others, parts.own, parts.constant))
+        if rows is None:
+            # What the others contribute is what the rest leaves of 1.
+            square = _product(parts.whole, parts.whole)
+            inverse = square.clamp(min=torch.finfo(square.dtype).tiny).reciprocal()
+            own, bias = (_product(part, parts.whole) * inverse for part in (parts.own, parts.constant))
+            others = (square > 0).to(own) - own - bias
+        else:
+            direction = along(parts.whole, rows)
+            others, own, bias = (_product(part, direction) for part in (parts.others, parts.own, parts.constant))
         shares[stage] = _of_words(Shares(others, own, torch.zeros_like(bias), bias), rows)
     return shares
 

@@ -55,6 +55,8 @@ class HeldPairs:
         self._parts: list[list[PairsOfKeys]] = [[] for _ in range(groups)]
         # First numbers (key × head × query), which of them count, second numbers (key × head), on their devices, and groups.
         self._passed: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self.passed = 0
+        """How many pairs have passed since the last `settle`, with those that do not count."""
 
     def holding(
         self, second: Float[Tensor, "batch head key"], group: Int[Tensor, "batch key"], parts: Iterable[PairsPart]
@@ -73,14 +75,10 @@ class HeldPairs:
                 first = part.first.permute(0, 3, 1, 2)[keys]
                 of_keys = second[part.sequences, :, part.keys].transpose(1, 2)[keys]
                 self._passed.append((first, seen, of_keys, groups[places.unbind(-1)]))
+                self.passed += first.numel()
                 if self.passed > MOST_PASSED:
                     self.settle()
             yield part
-
-    @property
-    def passed(self) -> int:
-        """How many pairs have passed since the last `settle`, with those that do not count."""
-        return sum(first.numel() for first, *_ in self._passed)
 
     def settle(self) -> None:
         """Tell pairs that count from others, and drop those of groups that have too many."""
@@ -92,7 +90,7 @@ class HeldPairs:
             )
             totals = torch.zeros_like(self._totals).index_add(0, group, counts.sum(dim=-1))
             self._add(pairs, torch.bincount(group, minlength=len(totals)) * second.shape[1], totals)
-        self._passed = []
+        self._passed, self.passed = [], 0
 
     def _add(self, pairs: PairsOfKeys, keys: Int[Tensor, " group"], totals: Int[Tensor, " group"]) -> None:
         """Hold pairs that come group by group.

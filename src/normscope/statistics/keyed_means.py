@@ -48,6 +48,8 @@ class KeyedMeans(Accumulator):
         self._count = torch.zeros(0, dtype=torch.int64)
         # Keys, sums and counts that have not been added up, on their device.
         self._added: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._rows = 0
+        """How many keys these have."""
 
     def update(
         self, keys: Int[Tensor, "row key"], sums: Float[Tensor, "row value"], counts: Int[Tensor, " row"]
@@ -60,10 +62,11 @@ class KeyedMeans(Accumulator):
             counts: Number of terms in each sum.
         """
         self._added.append((keys, sums, counts))
+        self._rows += len(keys)
 
     def settle(self) -> None:
         """Add up what has been added, once there is as much of it as of keys."""
-        if sum(len(keys) for keys, _, _ in self._added) > max(len(self._keys), _FEWEST_ADDED):
+        if self._rows > max(len(self._keys), _FEWEST_ADDED):
             self._add_up()
 
     def compute(self) -> KeyedSummary:
@@ -92,7 +95,7 @@ class KeyedMeans(Accumulator):
             return
         parts = [(self._keys, self._total, self._count), *self._added]
         keys, totals, counts = (torch.cat([part.cpu() for part in kind]) for kind in zip(*parts, strict=True))
-        self._added = []
+        self._added, self._rows = [], 0
         distinct, rows = _distinct(keys)
         self._keys = distinct[: self._size].clone()
         total = torch.zeros(len(distinct), self._shape[1], dtype=torch.float64).index_add_(0, rows, totals.double())

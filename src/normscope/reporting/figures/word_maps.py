@@ -87,8 +87,9 @@ def word_maps(figure: WordMaps, width: float) -> Canvas:
         axes.spines[:].set_visible(False)
         axes.grid(visible=False)
     _scales(canvas, figure, grid, cell * len(rows), label)
-    # The first of two layouts finds the room for words at an angle, from which titles of several lines get theirs.
-    canvas.get_layout_engine().execute(canvas)  # type: ignore[union-attr]
+    if lines > 1:
+        # The first of two layouts finds the room for words at an angle, from which titles of several lines get theirs.
+        canvas.get_layout_engine().execute(canvas)  # type: ignore[union-attr]
     return canvas
 
 
