@@ -6,6 +6,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure as Canvas
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
 from normscope.reporting.figures.layout import fitted
 from normscope.reporting.figures.style import SMALL, magnitudes, points
@@ -22,8 +23,8 @@ _NARROWEST = 1.35
 """Inches of a map beside others; more go below."""
 _OPAQUE = 0.9
 """How much of the image the colour of the end of the scale hides."""
-_GREY = np.array([0.299, 0.587, 0.114])
-"""What red, green and blue add to the brightness of a pixel (ITU-R BT.601)."""
+_FINEST = 300
+"""Pixels per inch of the image under a map; the image by itself has all of its own."""
 
 
 def patch_maps(figure: PatchMaps, width: float) -> Canvas:
@@ -45,8 +46,9 @@ def patch_maps(figure: PatchMaps, width: float) -> Canvas:
         axes.set_title(title)
     panels[0].imshow(pixels)
     _plain(panels[0])
+    under = _grey(pixels, width / across)
     for axes, panel in zip(panels[1:], figure.panel_titles, strict=True):
-        image = _on_image(axes, pixels, figure.values_of(panel).to_numpy(dtype=float), signed=figure.signed)
+        image = _on_image(axes, under, figure.values_of(panel).to_numpy(dtype=float), signed=figure.signed)
         axes.set_xlabel(fitted(figure.beside[panel], width / across - 0.2), fontsize=points("xtick.labelsize"))
         _plain(axes)
         bar = canvas.colorbar(
@@ -59,11 +61,17 @@ def patch_maps(figure: PatchMaps, width: float) -> Canvas:
     return canvas
 
 
-def _on_image(axes: Axes, pixels: np.ndarray, values: np.ndarray, *, signed: bool) -> AxesImage:
+def _grey(pixels: np.ndarray, inches: float) -> np.ndarray:
+    """An image in light grey, as fine as a map of that width shows."""
+    image = Image.fromarray(pixels).convert("L")
+    image.thumbnail((round(inches * _FINEST), image.height))
+    return 255 - (255 - np.asarray(image)) // 2
+
+
+def _on_image(axes: Axes, grey: np.ndarray, values: np.ndarray, *, signed: bool) -> AxesImage:
     """Lay the values of patches on an image: the more, the less of the image can be seen through the colour."""
-    rows, columns, _ = pixels.shape
+    rows, columns = grey.shape
     around = (-0.5, columns - 0.5, rows - 0.5, -0.5)
-    grey = 255 - (255 - pixels @ _GREY) / 2
     axes.imshow(grey, cmap="gray", vmin=0, vmax=255, extent=around)
     end = end_of_scale(np.abs(values))[0] or 1.0
     shares = np.clip(np.abs(values) / end, 0.0, 1.0)
