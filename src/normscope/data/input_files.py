@@ -81,10 +81,14 @@ class Recordings(Corpus):
 
     path: Path
 
+    def __post_init__(self) -> None:
+        if not self.path.is_file():
+            raise InputError(f"{KEY}={self.path}: {'expected a file' if self.path.exists() else 'no such file'}")
+
     @property
     def total(self) -> int:
         """The number of rows."""
-        return count(self.path) if self.path.is_file() else 0
+        return count(self.path)
 
     def examples(self) -> Iterator[Example | str]:
         """The recordings in order, or the reason why a row is skipped.
