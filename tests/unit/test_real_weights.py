@@ -5,6 +5,7 @@ import subprocess
 import zipfile
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from docs import atlas
@@ -12,6 +13,7 @@ from experiments.real_weights import fetch, packages, whisper
 from experiments.real_weights.packages import NotProvedError, Package, require
 from experiments.schwaller2021.map_atoms import atoms_of
 from experiments.schwaller2021.reactions import bonds, colours, is_atom, reactions, rewritten
+from experiments.whisper_heads import rank_heads
 
 PACKAGE = Package({"some-weights==1.0": "0" * 64}, "something; licence MIT", "nowhere")
 GONE = "WARNING: slow\nERROR: Could not find a version\nERROR: No matching distribution\n"
@@ -199,3 +201,32 @@ def test_parts_of_a_model_are_checked_and_unpacked_into_one_folder(monkeypatch, 
     expected = f"one==1.0 --hash=sha256:{'1' * 64}\ntwo==1.0 --hash=sha256:{'2' * 64}\n"
     assert (folder / "requirements.txt").read_text() == expected
     assert two.requirement == "one==1.0 and two==1.0"
+
+
+def test_ranks_of_published_heads_by_hand():
+    """Four heads of two layers, of which the first and the last are published."""
+    right = [0.5, 1.0, 0.25, 0.5]
+    rows = [
+        {"layer": 1 + place // 2, "head": 1 + place % 2, "method": method, "setting": setting, "rank": rank}
+        | {"right": right[place], "published": place in (0, 3)}
+        for method in rank_heads.METHODS
+        for setting in rank_heads.ROWS
+        for place, rank in enumerate([2, 1, 4, 2])
+    ]
+    lines = rank_heads.ranks("tiny", pd.DataFrame(rows))
+    assert [line[1:3] for line in lines] == [
+        [row, by] for row in rank_heads.ROWS.values() for by in ("weights", "norms")
+    ]
+    assert {tuple(line[3:]) for line in lines} == {("2, 2 of 4", "50.0%", "62.5%", "100.0%, head 2 of layer 1")}
+
+
+@pytest.mark.parametrize(("folders", "message"), [((), "whisper-tiny.en"), (rank_heads.MODELS, "espeak-ng: not found")])
+def test_ranking_without_models_or_a_voice_is_one_line(monkeypatch, tmp_path, capsys, folders, message):
+    for name in folders:
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr("sys.argv", ["rank_heads.py", "--weights", str(tmp_path)])
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    assert rank_heads.main() == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
