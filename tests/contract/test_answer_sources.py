@@ -11,6 +11,7 @@ from normscope.api.first_position import neutral_tokens
 from normscope.api.prompt_sources import Source
 from normscope.api.sourced_answer import SourcedAnswer, result_of
 from normscope.errors import InputError
+from normscope.maths.log_probabilities import log_probabilities as log_probabilities_of
 from normscope.models.load.loaded import LoadedModel
 from normscope.streams import no_bar
 from tests.contract.test_answers import causal, encoding_of, ids_of, logits_of
@@ -44,6 +45,40 @@ def test_parts_add_up_to_the_untouched_model(model_type, tokenizer):
     assert found.metrics["error"] < close
     names = ["sources", "rest", "answer", "constants"]
     assert sum(found.metrics[name] for name in names) == pytest.approx(expected, abs=close)
+
+
+def test_parts_in_float32_add_up_to_the_untouched_model(tokenizer):
+    """The log-probability is that of the same weights in float64, but for what the layers round; the softmax adds nothing."""
+    exact = causal("gpt2", tokenizer)
+    answer = ids_of(exact)[1]
+    expected = log_probabilities(exact, ids_of(exact)[0], answer)
+    found = normscope.sources(exact, PROMPT, PASSAGES, answer=list(answer), check="all")
+    single = causal("gpt2", tokenizer)
+    single.next_token_head.float()
+    rounded = normscope.sources(single, PROMPT, PASSAGES, answer=list(answer), check="all")
+    logits = logits_of(single, [*ids_of(exact)[0], *answer[:-1]])[-len(answer) :]
+    assert logits.dtype == torch.float32
+    of_logits = float(logits.double().log_softmax(dim=-1)[range(len(answer)), list(answer)].sum())
+    assert rounded.metrics["log_probability"] == pytest.approx(of_logits, abs=1e-12)
+    assert rounded.metrics["log_probability"] == pytest.approx(float(expected.sum()), rel=1e-6)
+    assert rounded.tables["parts"]["value"].sum() == pytest.approx(of_logits, abs=1e-12)
+    np.testing.assert_allclose(rounded.tables["parts"]["value"], found.tables["parts"]["value"], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(rounded.table["removal"], found.table["removal"], rtol=0, atol=1e-5)
+    assert found.metrics["error"] < 1e-12 < rounded.metrics["error"] < 1e-6
+
+
+def test_log_probabilities_of_many_rows():
+    """By torch's softmax over all rows at once, with its gradient."""
+    logits = torch.randn(2, 3, 50_000, generator=torch.Generator().manual_seed(0)).mul_(9)
+    tokens = torch.tensor([[1, 2, 49_999], [0, 7, 7]])
+    ours, theirs = (logits.clone().requires_grad_() for _ in range(2))
+    values = log_probabilities_of(ours, tokens)
+    expected = theirs.double().log_softmax(dim=-1).gather(-1, tokens[..., None])[..., 0]
+    torch.testing.assert_close(values, expected, rtol=0, atol=1e-12)
+    weights = torch.tensor([[1.0, -2, 3], [0, 5, 0.5]])
+    for _ in range(2):
+        (found,) = torch.autograd.grad((values * weights).sum(), ours, retain_graph=True)
+    torch.testing.assert_close(found, torch.autograd.grad((expected * weights).sum(), theirs)[0], rtol=1e-6, atol=1e-9)
 
 
 def test_parts_are_sums_of_the_scores_of_tokens(model):
@@ -169,7 +204,7 @@ def test_whether_removal_confirms_the_first_source(falls, said):
     """By hand: the first source adds 3, and the third was removed for comparison."""
     named = [Source(name, name, (at,), {}) for at, name in enumerate("abc")]
     of = SourcedAnswer(
-        named, ["So"], [1], "", np.array([[3.0, 2, 1, 0, 0, -9]]), np.array([-3.0]), {}, np.array([falls], dtype=float),
+        named, ["So"], [1], "", np.array([[3.0, 2, 1, 0, 0, -9]]), np.array([-3.0]), 0.0, {}, np.array([falls], dtype=float),
         [] if np.isnan(falls[2]) else [2], "", "", 1, 4,
     )  # fmt: skip
     assert result_of(of).sentences[0].endswith(said)
@@ -183,7 +218,7 @@ def test_the_other_answer_is_named(against, said):
     named = [Source(name, name, (at,), {}) for at, name in enumerate("abc")]
     parts = np.array([[3.0, 2, 1, *([0] * bool(against)), 0, 0, -9]])
     removed = np.full((1, 3), np.nan)
-    of = SourcedAnswer(named, ["So"], [1], against, parts, np.array([-3.0]), {}, removed, [], "", "", 1, 4)
+    of = SourcedAnswer(named, ["So"], [1], against, parts, np.array([-3.0]), 0.0, {}, removed, [], "", "", 1, 4)
     assert result_of(of).sentences[0].startswith(said)
 
 

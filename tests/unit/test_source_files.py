@@ -16,7 +16,7 @@ def test_a_folder_has_a_passage_in_each_file(tmp_path):
     (tmp_path / "a.md").write_text("First.")
     (tmp_path / ".hidden").write_text("None.")
     given = read_sources(tmp_path)
-    assert dict(given.passages) == {"a.md": "First.", "b.txt": "Second.\n"}
+    assert dict(given.passages) == {"a.md": "First.", "b.txt": "Second."}
     assert list(given.passages) == ["a.md", "b.txt"]
     assert given.filled("{sources} Q") == "First.\n\nSecond. Q"
 
@@ -24,7 +24,7 @@ def test_a_folder_has_a_passage_in_each_file(tmp_path):
 def test_blank_lines_separate_passages(tmp_path):
     path = tmp_path / "passages.txt"
     path.write_text("One\nline.\n\n \nTwo.\n")
-    assert dict(read_sources(path).passages) == {"1 One line.": "One\nline.", "2 Two.": "Two.\n"}
+    assert dict(read_sources(path).passages) == {"1 One line.": "One\nline.", "2 Two.": "Two."}
 
 
 def test_questions_with_documents(tmp_path):

@@ -198,6 +198,9 @@ class _Side(NamedTuple):
     scores: Float[np.ndarray, "piece token"]
     """What each token adds to each."""
     constants: Float[np.ndarray, " piece"]
+    """With what rounding leaves, so that everything adds up to the untouched model's log-probabilities."""
+    rounding: Float[np.ndarray, " piece"]
+    """How much that is."""
     first: str
     """What of the first token is among the constants, in words."""
     passes: int
@@ -240,6 +243,10 @@ def _side(
             parts = attribute_scalars(passed, values[:, slice(*piece)].sum(dim=1))
             found.append((parts.scores.cpu().numpy(), float((parts.bias + parts.remainder)[0])))
     scores = np.stack([of_texts[0] for of_texts, _ in found])
+    constants = np.array([constant for _, constant in found])
+    rounding = untouched - scores.sum(axis=1) - constants
+    sizes = np.abs(scores).sum(axis=1) + np.abs(constants)
+    passed.check.require("the parts of the log-probability", torch.from_numpy(np.abs(rounding) / sizes))
     others = np.stack([of_texts[1:, 0] if neutral else of_texts[:, 0] for of_texts, _ in found])
     first = of_position(scores[:, 0], others)
     scores[:, 0] -= first
@@ -250,7 +257,8 @@ def _side(
         pieces,
         untouched,
         scores,
-        constants=np.array([constant for _, constant in found]) + first,
+        constants=constants + first + rounding,
+        rounding=rounding,
         first=f"what {marks} would add as the first token" if neutral else "all that the first token adds",
         passes=(1 + len(neutral)) * (1 + 2 * len(pieces)),
     )
@@ -294,6 +302,7 @@ def _sourced(
         against="".join(text for each in others for text in each.texts(model)),
         parts=np.column_stack([of_sources, rest, *own, *against, _difference([each.constants for each in sides])]),
         log_probability=_difference([each.untouched for each in sides]),
+        error=max(float((np.abs(each.rounding) / np.maximum(np.abs(each.untouched), 1)).max()) for each in sides),
         instructions={
             (number, said): float(in_prompt[:, places].sum())
             for number, source in enumerate(found)

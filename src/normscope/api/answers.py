@@ -27,6 +27,7 @@ from normscope.data.token_sequence import OwnInput
 from normscope.data.token_texts import TokenTexts
 from normscope.errors import InputError, printable
 from normscope.maths.choices import AnswerMeasure, ValueBias
+from normscope.maths.log_probabilities import log_probabilities
 from normscope.maths.partition import Partition
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.task_heads import Head
@@ -287,11 +288,14 @@ def values_of_answer(
 
     Args:
         length: Number of tokens of the prompt.
+
+    Returns:
+        Log-probabilities in float64; logits in the model's precision.
     """
     logits = passed.output.logits[:, length - 1 : length - 1 + len(answer)]
-    if measure is AnswerMeasure.log_probability:
-        logits = logits.log_softmax(dim=-1)
     numbers = torch.tensor(answer, device=logits.device).expand(len(logits), -1)
+    if measure is AnswerMeasure.log_probability:
+        return log_probabilities(logits, numbers)
     return logits.gather(-1, numbers[..., None])[..., 0]
 
 

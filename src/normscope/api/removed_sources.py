@@ -9,8 +9,7 @@ from torch import Tensor
 
 from normscope.api.first_position import neutral_tokens, with_first
 from normscope.data.batching import Batch
-from normscope.maths.tensors import wide
-from normscope.models.blocks.block import full_precision
+from normscope.maths.log_probabilities import log_probabilities
 from normscope.models.load.loaded import LoadedModel
 
 _POSITIONS = "position_ids"
@@ -51,6 +50,5 @@ def answer_without(
         inputs = with_first(inputs, neutral[:1])
     length = inputs["input_ids"].shape[1] + 1 - len(answer)
     with torch.inference_mode():
-        logits = full_precision(head(**inputs).logits[0, length - 1 :])
-        numbers = torch.tensor(list(answer), device=logits.device)[:, None]
-        return wide(logits.log_softmax(dim=-1).gather(-1, numbers)[:, 0])
+        logits = head(**inputs).logits[0, length - 1 :]
+        return log_probabilities(logits, torch.tensor(list(answer), device=logits.device))

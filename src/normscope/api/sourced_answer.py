@@ -45,6 +45,9 @@ class SourcedAnswer:
     constants."""
     log_probability: Float[np.ndarray, " sentence"]
     """By the untouched model."""
+    error: float
+    """What rounding leaves of a sentence's log-probability, relative to that, or in nats if that is less than one nat; the
+    largest of all sentences. It is among the constants."""
     instructions: Mapping[tuple[int, str], float]
     """What sentences that read as instructions add, by the number of their source and their text."""
     falls: Float[np.ndarray, "sentence source"]
@@ -194,14 +197,12 @@ def _instructions(of: SourcedAnswer) -> pd.DataFrame:
 
 
 def _metrics(of: SourcedAnswer) -> dict[str, float]:
-    """With the error: how far the parts miss the untouched model's log-probability, relative to the sum of their sizes."""
-    missing = np.abs(of.parts.sum(axis=1) - of.log_probability) / np.abs(of.parts).sum(axis=1)
     correlated = {} if of.rank_correlation is None else {"rank_correlation": of.rank_correlation}
     return {
         "log_probability": float(of.log_probability.sum()),
         "sources": float(of.of_sources.sum()),
         **{kind: float(of.of_kind(kind).sum()) for kind in ("rest", "answer", "constants")},
-        "error": float(missing.max()),
+        "error": of.error,
         "passes": float(of.passes),
         **correlated,
     }

@@ -24,7 +24,7 @@ from normscope.config.keys import shown
 from normscope.config.training_step import checkpoints
 from normscope.errors import InputError, one_line
 from normscope.streams import shell_word
-from normscope.untrusted.plain_data import MIB, is_file, opened, read
+from normscope.untrusted.plain_data import LONGEST_TEXT, is_file, read, text_in, without_line_break
 
 _CHECKPOINTS = "model.checkpoints="
 """The key that the command line alone understands."""
@@ -149,9 +149,6 @@ _IS_OVERRIDE = re.compile(r"-|[+~]*[\w./@]+=")
 _LOOKS_LIKE_A_FILE = re.compile(r"\.{0,2}/\S+|\S+\.txt")
 
 
-_LONGEST_TEXT = 16 * MIB
-
-
 def text_of(asked: argparse.Namespace, is_key: Callable[[str], bool]) -> str:
     """The text of `explain TEXT` or `attention TEXT`, which may be that of a file or of standard input.
 
@@ -175,23 +172,19 @@ def text_of(asked: argparse.Namespace, is_key: Callable[[str], bool]) -> str:
         )
     if _LOOKS_LIKE_A_FILE.fullmatch(text) and not is_file(text):
         raise InputError(f"{command}: {text}: no such file; if it is a text, use - and pipe it to standard input")
+    if text != "-" and is_file(text):
+        from normscope.untrusted.images import names_image
+        from normscope.untrusted.sounds import is_sound
+
+        if names_image(text) or is_sound(text):
+            return str(text)  # a model of images or sounds opens it
+        return text_in(Path(text), f"{command}: {text}")
     try:
         if text == "-":
-            return _read_stdin().removesuffix("\n").removesuffix("\r")
-        if is_file(text):
-            from normscope.untrusted.images import names_image
-            from normscope.untrusted.sounds import is_sound
-
-            if names_image(text) or is_sound(text):
-                return str(text)  # a model of images or sounds opens it
-            with opened(Path(text)) as stream:
-                whole = read(stream, Path(text), _LONGEST_TEXT).decode()
-            return whole.removesuffix("\n").removesuffix("\r")
+            return without_line_break(_read_stdin())
         text.encode()
         return str(text)
-    except InputError as error:
-        raise InputError(f"{command}: {text}: expected a text in UTF-8: {error}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, InputError) as error:
         raise InputError(f"{command}: {text}: expected a text in UTF-8: {one_line(error)}") from error
 
 
@@ -199,7 +192,7 @@ def _read_stdin() -> str:
     """The text on the standard input, which may have no end."""
     if not hasattr(sys.stdin, "buffer"):  # an object of a notebook or a test
         return sys.stdin.read()
-    return read(sys.stdin.buffer, Path("-"), _LONGEST_TEXT).decode()
+    return read(sys.stdin.buffer, Path("-"), LONGEST_TEXT).decode()
 
 
 _QUICKLY = {

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from normscope.errors import InputError, printable
 from normscope.rounding import counted
-from normscope.untrusted.plain_data import MIB, opened, parsed_json, read
+from normscope.untrusted.plain_data import parsed_json, text_in
 
 PLACE = "{sources}"
 """Where a prompt has its passages."""
@@ -17,7 +17,6 @@ QUESTION = "{question}"
 PROMPT = f"{PLACE}\n\nQuestion: {QUESTION}\nAnswer:"
 """The prompt of a question with documents, if no other is given."""
 
-_LONGEST = 16 * MIB
 _BLANK_LINES = re.compile(r"\n[ \t]*\n\s*")
 _NAME = 40
 
@@ -38,19 +37,6 @@ class PromptFile(NamedTuple):
         return prompt.replace(QUESTION, self.question or QUESTION).replace(PLACE, passages)
 
 
-def text_in(path: Path, what: str) -> str:
-    """The text of a file in UTF-8.
-
-    Raises:
-        InputError: If it cannot be read.
-    """
-    try:
-        with opened(path) as stream:
-            return read(stream, path, _LONGEST).decode()
-    except (InputError, UnicodeDecodeError) as error:
-        raise InputError(f"{what}={path}: expected a text in UTF-8: {error}") from error
-
-
 def read_sources(path: Path, row: int = 1) -> PromptFile:
     """The passages in a file or folder.
 
@@ -65,11 +51,11 @@ def read_sources(path: Path, row: int = 1) -> PromptFile:
     """
     if path.is_dir():
         files = sorted(each for each in path.iterdir() if each.is_file() and not each.name.startswith("."))
-        found = PromptFile({each.name: text_in(each, "sources") for each in files})
+        found = PromptFile({each.name: text_in(each, f"sources={each}") for each in files})
     elif path.suffix == ".jsonl":
         found = _row(path, row)
     elif path.is_file():
-        parts = [part for part in _BLANK_LINES.split(text_in(path, "sources")) if part.strip()]
+        parts = [part for part in _BLANK_LINES.split(text_in(path, f"sources={path}")) if part.strip()]
         found = PromptFile({f"{number} {_begins(part)}": part for number, part in enumerate(parts, start=1)})
     else:
         raise InputError(
@@ -85,7 +71,7 @@ def _begins(passage: str) -> str:
 
 
 def _row(path: Path, row: int) -> PromptFile:
-    lines = [line for line in text_in(path, "sources").split("\n") if line.strip()]
+    lines = [line for line in text_in(path, f"sources={path}").split("\n") if line.strip()]
     if not 1 <= row <= len(lines):
         raise InputError(
             f"row={row}: expected a row from 1 to {len(lines)}, as {path} has {counted(len(lines), 'row')}"

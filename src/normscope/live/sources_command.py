@@ -5,7 +5,7 @@ from pathlib import Path
 
 from normscope.api.answer_sources import RUNNER_UP, SourcesCall, sources_with_progress
 from normscope.api.prompt_sources import KINDS
-from normscope.data.source_files import PROMPT, PromptFile, read_sources, text_in
+from normscope.data.source_files import PROMPT, PromptFile, read_sources
 from normscope.errors import InputError
 from normscope.live.explaining import PAGE
 from normscope.live.texts import as_given, require_kind
@@ -15,6 +15,7 @@ from normscope.reporting.options import Verbosity
 from normscope.reporting.page import report
 from normscope.running.options import RunOptions
 from normscope.running.progress import Phase, Phases
+from normscope.untrusted.plain_data import text_in
 
 GENERATED = "generated"
 
@@ -72,7 +73,7 @@ def _text(key: str, typed: str) -> str | None:
     """A text, or that of a file after @; None for what the model says."""
     if typed == GENERATED:
         return None
-    said = text_in(Path(typed[1:]), key).removesuffix("\n") if typed.startswith("@") else typed
+    said = text_in(Path(typed[1:]), f"{key}={typed[1:]}") if typed.startswith("@") else typed
     if not said.strip():
         raise InputError(f"{key}: expected a text, got an empty one")
     return said

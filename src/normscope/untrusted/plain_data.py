@@ -17,6 +17,9 @@ MIB = 2**20
 LONGEST_NAME = 1000
 """Bytes of a file that holds a name."""
 
+LONGEST_TEXT = 16 * MIB
+"""Bytes of a file that holds a text for one call."""
+
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
@@ -49,6 +52,26 @@ def text(path: Path, most: int) -> str:
     """
     with opened(path) as stream:
         return read(stream, path, most).decode()
+
+
+def text_in(path: Path, where: str) -> str:
+    """The text that somebody has written into a file in UTF-8, without the line break that it ends with.
+
+    Args:
+        where: What names the file, for errors.
+
+    Raises:
+        InputError: If it cannot be read, or is something else.
+    """
+    try:
+        return without_line_break(text(path, LONGEST_TEXT))
+    except (InputError, UnicodeDecodeError) as error:
+        raise InputError(f"{where}: expected a text in UTF-8: {one_line(error)}") from error
+
+
+def without_line_break(written: str) -> str:
+    """A text without the line break that it ends with."""
+    return written.removesuffix("\n").removesuffix("\r")
 
 
 def read(stream: BinaryIO, path: Path, most: int) -> bytes:
