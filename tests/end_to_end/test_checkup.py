@@ -8,6 +8,7 @@ import torch
 
 from normscope.results.checkup_tables import CHECKUP
 from normscope.results.result import Result
+from tests.architectures import tiny_architecture
 from tests.end_to_end.shell import ROOT, run_here
 
 SMOLLM2 = ROOT / "outputs/real_weights/smollm2"
@@ -57,10 +58,34 @@ def test_a_checkup_leaves_a_page_and_a_json(capsys, monkeypatch, tmp_path, saved
         assert f'<section id="{section}"' in page
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layers"), [("deberta-v2", {1, 2}), ("jamba", {2, 4}), ("nemotron_h", {2, 4}), ("qwen3_5_text", {2, 4})]
+)
+def test_a_model_that_is_observed_in_part_is_rounded_as_a_whole(
+    capsys, monkeypatch, tmp_path, tokenizer, texts, name, layers
+):
+    """Heads are those of the layers with softmax attention; rounding and inputs are of all layers."""
+    folder = tmp_path / name
+    model = tiny_architecture(name, torch.float32)
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    words = ["checkup", str(folder), "dataset=text", f"dataset.path={texts}", "analysis.sinks.length=8"]
+    outcome = run_here(capsys, monkeypatch, *words, f"output_dir={tmp_path / 'out'}")
+    assert outcome.status == 0, outcome.err
+    tables = Result.read(tmp_path / "out").tables
+    assert {*tables["heads"]["layer"]} == layers
+    every = {*range(1, model.config.num_hidden_layers + 1)}
+    assert {*tables["rounding_by_layer"]["layer"]} == every
+    assert {*tables["linear_inputs"]["layer"].dropna()} == every
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["tiny", "--against", "nowhere/at/all"], "--against"),
+        (["tiny", "--against", "minilm"], "expected a model of the same shape (bert, 3 layers of "),
         (["tiny", "dataset.limit=5"], "expected at least 10 texts of 8 tokens or more, got 5"),
     ],
 )
@@ -87,7 +112,7 @@ def test_a_model_without_a_tokenizer_is_one_line(capsys, monkeypatch, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="python experiments/real_weights/fetch.py smollm2")
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="no weights: python experiments/real_weights/fetch.py smollm2")
 def test_a_quantiser_that_skips_what_the_json_says_loses_less(capsys, monkeypatch, tmp_path):
     """With nothing of ours but the JSON: weights and inputs rounded by hooks, on texts that the checkup has not seen."""
     from transformers import AutoModelForCausalLM, AutoTokenizer

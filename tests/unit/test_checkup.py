@@ -70,10 +70,20 @@ def test_inputs_of_linear_layers_by_hand():
     inputs(LinearCall("out", module, None, torch.tensor([[[5e5, 200.0], [200.0, 200.0], [1.0, 1.0]]])), module)
     table = inputs.table()
     assert table["module"].tolist() == ["out", "a.0.up"]
-    row = table.iloc[1]  # medians of the texts: 2, and 1, the lower of two
-    assert (row["layer"], row["largest"], row["dimension"], row["median"], row["ratio"]) == (1, 9, 0, 1.5, 6)
+    row = table.iloc[1]  # medians of the texts: 3, without the zero, and 1, the lower of two
+    assert (row["layer"], row["largest"], row["dimension"], row["median"], row["ratio"]) == (1, 9, 0, 2, 4.5)
     assert table["massive"].tolist() == [True, False]
     assert pd.isna(table["layer"][0])
+
+
+def test_the_zeros_of_a_relu_and_inputs_that_are_all_zero_are_not_massive():
+    inputs, module = LinearInputs(), nn.Linear(4, 1)
+    inputs(LinearCall("relu", module, 1, torch.tensor([[[0.0, 0.0, 0.0, 2.0], [0.0, 0.0, 0.0, 3.0]]])), module)
+    inputs(LinearCall("zeros", module, 1, torch.zeros(1, 2, 4)), module)
+    table = inputs.table().set_index("module")
+    assert table["median"].to_dict() == {"relu": 2, "zeros": 0}
+    assert table["ratio"].to_dict() == {"relu": 1.5, "zeros": 0}
+    assert not table["massive"].any()
 
 
 class Cases:
@@ -330,11 +340,14 @@ def test_a_skip_list_that_helps_is_to_be_used_and_one_that_does_not_is_not():
     line = findings._skipped(rounding(LOSSES), ["a"] * 4, [247, 507])
     assert line.found == (
         "In int8, one scale per tensor, the loss on held-out data goes from 4.17 to 4.94; with 4 linear layers and dimensions "
-        "247 and 507 left as they are, to 4.30 (random ones of the same number: 4.93 to 4.95)."
+        "247 and 507 not rounded, to 4.30 (random ones of the same number: 4.93 to 4.95)."
     )
     assert line.do == 'Add "skip" of checkup.json to the modules that your quantiser skips.'
     line = findings._skipped(rounding(LOSSES | {"without_skipped": 4.92}), ["a"] * 4, [247, 507])
     assert line.do == "Use one scale per token instead (4.36)."
+    line = findings._skipped(rounding(LOSSES | {"without_skipped": 4.95, "int8_per_token": 4.95}), ["a"], [])
+    assert "with 1 linear layer not rounded, to 4.95" in line.found
+    assert line.do == "Weigh that against what it saves."
 
 
 def test_formats_that_cost_nothing_detectable_can_be_used():

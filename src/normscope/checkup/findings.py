@@ -34,6 +34,7 @@ FORMATS = {
     "int8_per_token": "int8, one scale per token",
 }
 """Formats in words."""
+_WEIGH = "Weigh that against what it saves."
 _PER_TENSOR = f"In {FORMATS['int8_per_tensor']}, "
 
 _NAMED = 6
@@ -167,8 +168,12 @@ def _skipped(table: pd.DataFrame, modules: Sequence[str], dimensions: Sequence[i
         column, write, of, to = "loss", number, "the loss on held-out data goes from {} to {}", "to"
         before = table["loss_before"].tolist()[:1]
     rows = dict(zip(table["rounded"].astype(str), table[column].tolist(), strict=True))
-    whole = rows["int8_per_tensor"]
-    do = f"Use one scale per token instead ({write(rows['int8_per_token'])})."
+    whole, by_token = rows["int8_per_tensor"], rows["int8_per_token"]
+
+    def helps(cost: float) -> bool:
+        return whole - cost >= _WORTH * (whole - sum(before)) and cost < whole
+
+    do = f"Use one scale per token instead ({write(by_token)})." if helps(by_token) else _WEIGH
     found = f"{_PER_TENSOR}{of.format(*map(write, [*before, whole]))}"
     if "without_skipped" in rows:
         kept, random = rows["without_skipped"], [rows[name] for name in rows if name.startswith("without_random")]
@@ -176,10 +181,10 @@ def _skipped(table: pd.DataFrame, modules: Sequence[str], dimensions: Sequence[i
         listed += [_dimensions(dimensions).replace("D", "d", 1)] if dimensions else []
         spared, low, high = map(write, (kept, min(random), max(random)))
         found += (
-            f"; with {enumeration(listed)} left as they are, {to} {spared} (random ones of the same number: "
+            f"; with {enumeration(listed)} not rounded, {to} {spared} (random ones of the same number: "
             f"{between_numbers(low, high)})"
         )
-        if kept < min(random) and whole - kept >= _WORTH * (whole - sum(before)):
+        if kept < min(random) and helps(kept):
             do = 'Add "skip" of checkup.json to the modules that your quantiser skips.'
     return Advice(f"{found}.", do, "rounding")
 
@@ -205,7 +210,7 @@ def _formats(table: pd.DataFrame) -> list[Advice]:
                 else ", and there is no detectable difference in loss"
             )
             worse = detectable and row["loss_change"] > 0
-            do = "Weigh that against what it saves." if worse else "It can be used as it is."
+            do = _WEIGH if worse else "It can be used as it is."
         found.append(Advice(f"{changes}.", do, "rounding"))
     return found
 

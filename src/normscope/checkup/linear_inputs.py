@@ -27,7 +27,8 @@ class LinearInputs:
         largest = magnitudes.amax(dim=0)
         before = self.largest.get(call.name)
         self.largest[call.name] = largest if before is None else torch.maximum(before, largest)
-        self._medians.setdefault(call.name, []).append(float(magnitudes.float().median()))
+        above = magnitudes[magnitudes > 0]  # a ReLU leaves mostly zeros, which every format has
+        self._medians.setdefault(call.name, []).append(float(above.float().median()) if len(above) else 0.0)
         self._layers.setdefault(call.name, call.layer)
         return own(call.inputs)
 

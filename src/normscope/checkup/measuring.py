@@ -118,7 +118,9 @@ def _loaded(options: RunOptions, key: str = "model.name") -> LoadedModel:
             "that fits into memory, for example in device.dtype=bfloat16"
         )
     if model.facts.is_cross_attention:
-        raise InputError("model.stack=cross: checkup reads the tokens of one stack; set model.stack=encoder or decoder")
+        raise InputError(
+            "model.stack=cross: checkup examines one stack; set model.stack=encoder, or decoder if the model reads texts"
+        )
     return model
 
 

@@ -24,7 +24,7 @@ LINEAR_INPUTS = Table(
         ),
         "largest": "Largest |x| over texts, tokens and dimensions.",
         "dimension": Column("Where it is, from 0.", kind="whole"),
-        "median": "Median |x| of a text, a mean over texts.",
+        "median": "Median |x| of a text's inputs other than zero, a mean over texts.",
         "ratio": "The largest divided by the median.",
         "massive": Column(
             "Whether the ratio is at least 1,000, as it is of massive activations of the residual stream; how large they are "
