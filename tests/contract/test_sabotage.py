@@ -25,6 +25,7 @@ QUICK = {
     Sabotage("bert", part="weights", means="in a thread", kernel="by hand"): "refused",
     Sabotage("llama", part="sum", means="through lists"): "refused",
     Sabotage("bert", part="norm", means="in place"): "exact",
+    Sabotage("bert", part="norm", means="in a thread"): "refused",
     Sabotage("bert", part="sum", means="into data"): "refused",
     Sabotage("llama", kernel="by exponents"): "refused",
     Sabotage("llama", kernel="by operators"): "exact",

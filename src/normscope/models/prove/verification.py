@@ -259,10 +259,9 @@ class _Proof:
                 axes=facts.places.within,
                 tokens=inputs["attention_mask"].shape[1] if facts.is_of_vectors else None,
             )
-            begin_layer, end_layer = recogniser.begin_layer, recogniser.end_layer
-            calls = LayerCalls(
-                model, texts_of_batch, enter, leave, begin=begin_layer, end=end_layer, places=facts.places
-            )
+            calls = LayerCalls(model, texts_of_batch, enter, leave, end=recogniser.end_layer, places=facts.places)
+            if facts.is_of_vectors:  # in a text, what enters a layer is made of what the tables gave, or is refused
+                calls.begin = recogniser.begin_layer
             with calls, recogniser:
                 output = model(**given)
         return _Untouched(texts, tokens, entered, left, attention, output[0])
