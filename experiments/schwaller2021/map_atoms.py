@@ -86,13 +86,15 @@ def tables(right: pd.DataFrame, kinds: list[str]) -> str:
     names = list(dict.fromkeys(kinds))
     right = right.assign(chosen_on=[kinds[number] in names[::2] for number in right["reaction"]])
     rows = []
+    by_weights: np.ndarray | None = None  # shares by α, which comes first
     for way in ("α", "‖αf(x)‖", "mean α", "‖Σ αf(x)‖"):
         own = right[right["way"] == way]
         sums = own[own["chosen_on"]].groupby(["pass", "head"])[["right", "atoms"]].sum()
         place = (sums["right"] / sums["atoms"]).idxmax()
         judged = own[~own["chosen_on"] & (own["pass"] == place[0]) & (own["head"] == place[1])]
-        shares = 100 * judged["right"] / judged["atoms"]
-        interval = interval_over_texts(shares.to_numpy(dtype=float))
+        shares = (100 * judged["right"] / judged["atoms"]).to_numpy(dtype=float)
+        by_weights = shares if by_weights is None else by_weights
+        interval, more = interval_over_texts(shares), interval_over_texts(shares - by_weights)
         rows.append(
             {
                 "way": way,
@@ -102,6 +104,9 @@ def tables(right: pd.DataFrame, kinds: list[str]) -> str:
                 "mean over reactions": interval.mean,
                 "low": interval.low,
                 "high": min(interval.high, 100.0) if not np.isnan(interval.high) else interval.high,
+                "more than α": more.mean,
+                "from": more.low,
+                "to": more.high,
             }
         )
     parts.append("\nchosen on half of the kinds of reactions, judged on the others")
