@@ -17,6 +17,7 @@ from normscope.attribution.embeddings import embedding
 from normscope.errors import InputError
 from normscope.maths.choices import Pooling, ReadoutTarget
 from normscope.maths.embedder import Embedder
+from normscope.maths.log_probabilities import log_probabilities
 from normscope.maths.tensors import wide
 from normscope.models.blocks.block import full_precision
 from normscope.models.load.loaded import LoadedModel
@@ -146,8 +147,8 @@ class ContinuationReadout(Readout):
     def answers(self, output: Any, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch _"]:
         """The log-probability of each token."""
         count, ids = self._predicted(inputs), inputs["input_ids"]
-        logits = full_precision(output.logits)[:, -count - 1 : -1]
-        return logits.log_softmax(dim=-1).gather(-1, ids[:, -count:, None].to(logits.device))[..., 0]
+        logits = output.logits[:, -count - 1 : -1]
+        return log_probabilities(logits, ids[:, -count:].to(logits.device))
 
     def scalars(
         self, answers: Float[Tensor, "batch _"], _untouched: Float[Tensor, "batch _"]
