@@ -8,6 +8,7 @@ the machine's load changes from minute to minute.
 
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -118,11 +119,26 @@ def measured_command(way: str, settings: Sequence[str], folder: Path) -> dict[st
 
 
 def _timed(*command: str) -> float:
+    seconds, _ = cost_of(*command)
+    return seconds
+
+
+def cost_of(*command: str, **environment: str) -> tuple[float, float]:
+    """Seconds that a Python process takes, and the peak in MiB of the largest process among it and those that it waits for.
+
+    Args:
+        command: Arguments of Python.
+        environment: Environment variables to set.
+    """
     started = time.monotonic()
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr}")
-    return time.monotonic() - started
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen([sys.executable, *command], stdout=log, stderr=log, env=os.environ | environment)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            log.seek(0)
+            raise RuntimeError(f"{' '.join(command)}: exit status {process.returncode}\n{log.read()}")
+    return time.monotonic() - started, usage.ru_maxrss / 1024
 
 
 def _bare(run: "Run", file: Path) -> NoReturn:

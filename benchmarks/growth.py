@@ -8,19 +8,15 @@ analysis grows with these.
 import itertools
 import json
 import math
-import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.commands import BEFORE
+from benchmarks.commands import BEFORE, cost_of
 
 OVER = {"lengths": "length", "depths": "layers", "corpora": "examples"}
 """The suites that show how cost grows, and the column that says over what."""
@@ -64,23 +60,17 @@ def _measured(corpus: Path, processes: int) -> dict[str, float]:
     run = Path(tempfile.mkdtemp(dir=corpus.parent))
     several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
     settings = ["analysis=[mixing,norms]", "model=minilm", "device=cpu", "dataset=text", f"dataset.path={corpus}"]
-    command = [sys.executable, *several, "run.py", *settings, "tracking=disabled", f"output_dir={run}"]
-    started = time.monotonic()
-    with (run.parent / "log").open("w+") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        log.seek(0)
-        if process.returncode:
-            raise RuntimeError(f"{' '.join(command)}: exit status {process.returncode}\n{log.read()}")
+    whole, mebibytes = cost_of(
+        *several, "run.py", *settings, "tracking=disabled", f"output_dir={run}", OMP_NUM_THREADS="1"
+    )
     facts = json.loads((run / "results.json").read_text())["facts"]
     phases = facts["phases"]
     return {
-        "whole": time.monotonic() - started,
+        "whole": whole,
         "before_first_batch": sum(phases[phase] for phase in BEFORE),
         "seconds": phases["pass"],
         "tokens": facts["tokens"],
-        "mebibytes": usage.ru_maxrss / 1024,
+        "mebibytes": mebibytes,
     }
 
 
