@@ -454,19 +454,19 @@ def _result_of(model: LoadedModel, found: Sequence[_Similarity], *, single: bool
             figures["ranking"] = _coloured(found, ranking)
     maps: list[TokenMap] = []
     for rank, number_, each in _ranked(found, ranking):
-        name = "pair" if single else f"pair_{number_}"
+        which = "" if single else f"_{number_}"
         if any(each.images):
             rows = each.on_image()
             assert rows[0].image is not None
-            figures[name] = drawn_on_image(rows, rows[0].image)
+            figures[f"pair{which}"] = drawn_on_image(rows, rows[0].image)
             (of_scores,) = target_maps(rows)
             values = dict(of_scores.maps)
             if each.vectors is not None:
-                figures[name.replace("pair", "matches")] = each.matched()
+                figures[f"matches{which}"] = each.matched()
                 values["product"] = each.products[None].astype(np.float32)
             maps.append(dataclasses.replace(of_scores, title=" | ".join(each.titles), maps=values))
         else:
-            figures[name] = each.pair("" if single else f"{rank}. ", 0 if single else number_).figure()
+            figures[f"pair{which}"] = each.pair("" if single else f"{rank}. ", 0 if single else number_).figure()
     texts = [" | ".join(each.titles) for each in found]
     about = {"compares": first.function, "pooling": first.pooling}
     return Result(

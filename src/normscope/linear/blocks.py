@@ -376,7 +376,7 @@ class BlockRecogniser(HeldFixed):
         """The result of a function with which it turns out that a block cannot be measured, though others can."""
         assert trail.layer is not None
         if trail.layer in self.left_out:
-            raise StageError(str(trail.refusal(f"its layer has {self.left_out[trail.layer].has}")))
+            raise trail.refusal(f"its layer has {self.left_out[trail.layer].has}", StageError)
         self.left_out[trail.layer] = LeftOut(has, trail.place)
         self._blocks.leave_out(trail)
         return self._plain(call, [release(each) for each in given], made)
@@ -510,7 +510,7 @@ class OpenBlocks:
         self._trails.append(trail)
 
     def leave_out(self, trail: Trail) -> None:
-        """Follow a block no further, and visit it not."""
+        """Stop following a block, which is not visited."""
         trail.is_closed = True
         self._trails.remove(trail)
         trail.handed_over()

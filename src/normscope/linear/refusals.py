@@ -69,10 +69,12 @@ def none_measured(left_out: Mapping[int, LeftOut]) -> NotRecognisedError:
     return NoneMeasuredError(f"none of its layers can be measured: {what} ({left_out[min(left_out)].place})")
 
 
-def refusal(why: str, layer: int | None, place: str) -> NotRecognisedError:
+def refusal(
+    why: str, layer: int | None, place: str, kind: type[NotRecognisedError] = NotRecognisedError
+) -> NotRecognisedError:
     """The error for attention whose block cannot be measured, with its layer and the line of the model's code."""
     where = "attention" if layer is None else f"the attention of layer {layer}"
-    return NotRecognisedError(f"{where} cannot be measured: {why} ({place})")
+    return kind(f"{where} cannot be measured: {why} ({place})")
 
 
 def running_line() -> str:

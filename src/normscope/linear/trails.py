@@ -99,9 +99,9 @@ class Trail:
         """Whether the third event is still to come: the sum with the residual connection."""
         return not self.is_joined and not self.is_closed
 
-    def refusal(self, why: str) -> NotRecognisedError:
+    def refusal(self, why: str, kind: type[NotRecognisedError] = NotRecognisedError) -> NotRecognisedError:
         """The error for a block that cannot be measured."""
-        return refusal(why, self.layer, self.place)
+        return refusal(why, self.layer, self.place, kind)
 
     def lost(self) -> NotRecognisedError:
         """The error for a block whose next event never comes."""

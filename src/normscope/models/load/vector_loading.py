@@ -40,7 +40,7 @@ from normscope.models.load.vectors import Positions, VectorModel
 from normscope.models.observe.reading import facts_of, facts_without_numbers, refusal_explained
 from normscope.models.probes import longest_sequence
 from normscope.models.stored.decoder_start import decoder_shift
-from normscope.models.stored.text_tower import base_of, class_of, image_text_class, retriever_class, text_config
+from normscope.models.stored.text_tower import base_of, class_of, image_text_class, text_config
 
 log = logging.getLogger("normscope")
 
@@ -315,7 +315,7 @@ def image_text_model(
     Raises:
         InputError: If its language layers cannot be observed, or no token's vector comes from an image.
     """
-    retrieves = retriever_class(whole.config) is not None
+    retrieves = hasattr(processor, "process_queries")
     observed = Retriever(whole, embeds=False) if retrieves else ImageTextModel(base_of(whole))
     if getattr(processor, "chat_template", None):
         tokenizer = copy.copy(tokenizer)  # whose own template may know no images

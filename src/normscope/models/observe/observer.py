@@ -466,9 +466,8 @@ class _Pass:
 
     def _enter(self, layer: int, vectors: Tensor) -> Tensor | None:
         check_cancelled()
-        if (
-            layer <= self._entered or layer > self._observer.facts.layers
-        ):  # another list of parts of layers, or other tokens
+        # Another list of parts of layers, or other tokens.
+        if layer <= self._entered or layer > self._observer.facts.layers:
             return None
         self._entered = layer
         if self._observer.facts.in_modules:

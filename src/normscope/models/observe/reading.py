@@ -149,7 +149,7 @@ class _Reader:
             self._note_networks(layer, _before_head(made_of(output[0]), self._sums[layer]))
         left_out = self._recogniser.left_out
         for layer in {*self._found} & {*left_out}:
-            raise StageError(str(refusal(f"its layer has {left_out[layer].has}", layer, left_out[layer].place)))
+            raise refusal(f"its layer has {left_out[layer].has}", layer, left_out[layer].place, StageError)
         layers = max(self._calls.calls[each] for each in self._lists) if self._in_modules else len(self._found)
         layers = min([layers, *(self._others[each] - 1 for each in self._lists & {*self._others})])
         if layers < 1:
@@ -196,7 +196,7 @@ class _Reader:
             return
         assert trail.written is not None
         if block.layer in {*self._found, *self._recogniser.left_out}:
-            raise StageError(str(trail.refusal(TWO_BLOCKS)))
+            raise trail.refusal(TWO_BLOCKS, StageError)
         self._width, self._axes, self._within = trail.written.width, trail.axes, trail.axes
         self._in_modules = self._in_modules and trail.in_layer
         self._sums[block.layer] = trail.made
@@ -215,9 +215,8 @@ class _Reader:
         if trail.in_layer:
             self._lists.add(self._calls.list)
             assert self._calls.call is not None
-            self._axes = (
-                self._calls.places.axes or trail.axes
-            )  # a layer may read channels first, and attend with them last
+            # A layer may read channels first, and attend with them last.
+            self._axes = self._calls.places.axes or trail.axes
             self._hidden = self._calls.call.vectors.shape[self._axes.dimension]
         else:
             entered = made_of(trail.inputs)

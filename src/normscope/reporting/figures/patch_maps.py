@@ -24,7 +24,7 @@ _NARROWEST = 1.35
 _OPAQUE = 0.9
 """How much of the image the colour of the end of the scale hides."""
 _FINEST = 300
-"""Pixels per inch of the image under a map; the image by itself has all of its own."""
+"""Pixels per inch of the image under a map. The image by itself keeps its full resolution."""
 
 
 def patch_maps(figure: PatchMaps, width: float) -> Canvas:
