@@ -26,7 +26,7 @@ _TYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}
 _HEAD = 64
 """Dimensions of a head, in Whisper of any size."""
 _MULTILINGUAL = 51865
-"""Tokens of a model of many languages, as OpenAI's code tells it; a model of English has fewer."""
+"""The smallest vocabulary of a multilingual model, by which OpenAI's code recognises one."""
 _ENGLISH = {"language": "en", "task": "transcribe"}
 
 

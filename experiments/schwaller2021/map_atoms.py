@@ -86,15 +86,14 @@ def tables(right: pd.DataFrame, kinds: list[str]) -> str:
     names = list(dict.fromkeys(kinds))
     right = right.assign(chosen_on=[kinds[number] in names[::2] for number in right["reaction"]])
     rows = []
-    by_weights: np.ndarray | None = None  # shares by α, which comes first
+    shares: dict[str, np.ndarray] = {}
     for way in ("α", "‖αf(x)‖", "mean α", "‖Σ αf(x)‖"):
         own = right[right["way"] == way]
         sums = own[own["chosen_on"]].groupby(["pass", "head"])[["right", "atoms"]].sum()
         place = (sums["right"] / sums["atoms"]).idxmax()
         judged = own[~own["chosen_on"] & (own["pass"] == place[0]) & (own["head"] == place[1])]
-        shares = (100 * judged["right"] / judged["atoms"]).to_numpy(dtype=float)
-        by_weights = shares if by_weights is None else by_weights
-        interval, more = interval_over_texts(shares), interval_over_texts(shares - by_weights)
+        shares[way] = (100 * judged["right"] / judged["atoms"]).to_numpy(dtype=float)
+        interval, more = interval_over_texts(shares[way]), interval_over_texts(shares[way] - shares["α"])
         rows.append(
             {
                 "way": way,

@@ -82,10 +82,10 @@ def spoken(folder: Path) -> list[dict[str, Any]]:
     """Recordings of the sentences in a folder, as `dataset=audio` reads them from its words.jsonl."""
     folder.mkdir(parents=True, exist_ok=True)
     words = {word: said(word) for sentence in SENTENCES for word in sentence.split()}
+    _, rate = next(iter(words.values()))
+    silence = np.zeros(round(SILENCE * rate), np.int16)
     rows = []
     for number, sentence in enumerate(SENTENCES):
-        rate = next(iter(words.values()))[1]
-        silence = np.zeros(round(SILENCE * rate), np.int16)
         parts, times = [silence], []
         for word in sentence.split():
             start = sum(map(len, parts))
