@@ -1,6 +1,6 @@
 """Fused attention whose weights are held: a linear map of its values."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -51,23 +51,25 @@ class HeldAttention:
             sinks=sinks,
         )
 
-    def _strips(self) -> Iterator[tuple[slice, Float[Tensor, "batch head strip key"]]]:
-        """The weights of some queries at a time."""
-        for rows, weights in self._alpha.strips():
-            yield rows, weights.masked_fill_(self._blind[:, :, rows], 0.0)
-
     def transposed(
         self, gradient: Float[Tensor, "batch head query value_dim"]
     ) -> Float[Tensor, "batch head key value_dim"]:
         """The gradient with respect to the values."""
-        parts = [weights.to(gradient).transpose(-1, -2) @ gradient[:, :, rows] for rows, weights in self._strips()]
-        return sum(parts[1:], parts[0])
+        found = gradient.new_zeros(*gradient.shape[:2], self._alpha.key.shape[2], gradient.shape[3])
+        some_blind = bool(self._blind.any())
+        for some, rows, keys, weights in self._alpha.tiles():  # none of causal attention's invisible half
+            seeing = weights.masked_fill_(self._blind[some, :, rows], 0.0) if some_blind else weights
+            found[some, :, keys] += seeing.to(gradient).transpose(-1, -2) @ gradient[some, :, rows]
+        return found
 
     def stacked(
         self, values: Float[Tensor, "source batch head key value_dim"]
     ) -> Float[Tensor, "source batch head query value_dim"]:
         """The weighted sums of each source's values."""
-        strips = [side_by_side(weights.to(values), values) for _, weights in self._strips()]
+        strips = [
+            side_by_side(weights.masked_fill_(self._blind[:, :, rows], 0.0).to(values), values)
+            for rows, weights in self._alpha.strips()
+        ]
         return strips[0] if len(strips) == 1 else torch.cat(strips, dim=-2)
 
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.maths.tensors import wide
+from normscope.maths.tensors import full_precision, wide
 
 _ROWS_AT_ONCE = 32
 """Few, so that float64 takes little memory: 50 MiB with a vocabulary of 200,000."""
@@ -32,15 +32,19 @@ class _Chosen(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor) -> Tensor:
-        ctx.save_for_backward(logits, tokens)
         normalisers = torch.cat([wide(rows).logsumexp(dim=-1) for rows in logits.split(_ROWS_AT_ONCE)])
+        ctx.save_for_backward(logits, tokens, normalisers)
         return wide(logits.gather(-1, tokens[:, None])[:, 0]) - normalisers
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        logits, tokens = ctx.saved_tensors
+        logits, tokens, normalisers = ctx.saved_tensors
         gradient = gradients[0][:, None]
+        # p = exp(ℓ − max ℓ) · exp(max ℓ − log Σ exp ℓ): the first factor is exact to its last bits in float32 where p is large.
+        largest = logits.amax(dim=-1, keepdim=True)
+        factors = (wide(largest) - normalisers[:, None]).exp_().mul_(-gradient).to(full_precision(largest))
         found = torch.empty_like(logits)
-        for to, rows, weights in zip(*(each.split(_ROWS_AT_ONCE) for each in (found, logits, gradient)), strict=True):
-            to.copy_(wide(rows).softmax(dim=-1).mul_(-weights))
+        parts = (each.split(_ROWS_AT_ONCE) for each in (found, logits, full_precision(largest), factors))
+        for to, rows, most, factor in zip(*parts, strict=True):
+            to.copy_((rows - most).exp_().mul_(factor))
         return found.scatter_add_(-1, tokens[:, None], gradient.to(found.dtype).to(found.device)), None
