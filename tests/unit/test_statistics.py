@@ -82,7 +82,7 @@ def test_a_seed_draws_the_same_rows_for_ever():
     sample = UniformSample(5, 1, seed=3)
     for number in (2, 3):
         sample.update([((1, number), 1000)], lambda _, rows, at=1000 * number: torch.from_numpy(rows + at)[:, None])
-    assert sample.compute()[:, 0].tolist() == [3295, 2256, 3180, 3426, 3142]
+    assert sample.compute()[:, 0].tolist() == [3361, 3213, 3264, 2893, 2536]
 
 
 def test_populations_of_one_row_and_of_none_are_offered_too():

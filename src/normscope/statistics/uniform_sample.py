@@ -1,10 +1,11 @@
 """A uniform sample of a stream, independent of its order and batches."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int, UInt64
 from torch import Tensor
 
 from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
@@ -54,14 +55,16 @@ class UniformSample(Accumulator):
             populations: The name of each, some non-negative numbers, and its number of rows.
             take: Returns the rows that enter, given the number of each row's population, from 0, and its position there.
         """
-        draws = [self._draws(name, population, self._limit) for name, population in populations]
-        sizes = [len(positions) for _, positions in draws]
-        if not sum(sizes):
+        # Until the sample is full, most rows would be drawn only to be dropped: a lower limit is tried first.
+        limit = min(self._limit, 1.5 * self._size / max(1, sum(rows for _, rows in populations)))
+        which, priorities, positions = self._draws(populations, limit)
+        if len(which) < self._size and limit < self._limit:
+            which, priorities, positions = self._draws(populations, self._limit)
+        if not len(which):
             return
-        priorities, positions = (np.concatenate(parts) for parts in zip(*draws, strict=True))
         self._lower_limit(priorities)
         enter = priorities <= self._limit
-        rows = take(np.repeat(np.arange(len(draws)), sizes)[enter], positions[enter])
+        rows = take(which[enter], positions[enter])
         self._entered.append((torch.from_numpy(priorities[enter]), rows))
 
     def settle(self) -> None:
@@ -108,22 +111,60 @@ class UniformSample(Accumulator):
         if len(self._lowest) >= max(1, self._size):
             self._limit = float(self._lowest.max())
 
-    def _draws(self, name: tuple[int, ...], population: int, limit: float) -> tuple[np.ndarray, np.ndarray]:
-        """The smallest priorities of a population, as long as they are below a limit, and their positions."""
-        # Two generators: the number of gaps drawn depends on the limit, and the positions must not.
-        generator = np.random.default_rng([self._seed, *name, 0])
-        wanted = min(population, self._size)
-        gaps = np.zeros(0)
-        positions: dict[int, None] = {}  # in order of drawing, each once
-        total = 0.0
-        while len(gaps) < wanted and total <= -np.log1p(-min(limit, 1 - 1e-16)):
+    def _draws(
+        self, populations: Sequence[tuple[tuple[int, ...], int]], limit: float
+    ) -> tuple[Int[np.ndarray, " row"], Float[np.ndarray, " row"], Int[np.ndarray, " row"]]:
+        """The rows whose priorities are at most a limit, and of each population no more than the sample can hold: the number
+        of its population, its priority and its position."""
+        # Two streams: the number of gaps drawn depends on the limit, and the positions must not.
+        keys = [[_key(self._seed, *name, stream) for name, _ in populations] for stream in range(2)]
+        gap_keys, place_keys = np.array(keys, dtype=np.uint64)
+        rows = np.array([rows for _, rows in populations], dtype=np.int64)
+        open_, totals = np.arange(len(rows)), np.zeros(len(rows))
+        drawn = [(open_[:0], totals[:0])]
+        for start in range(0, self._size, _PIECE):
             # −log(1 − U_(i)) grows in exponential steps of mean 1 / (rows left).
-            left = population - np.arange(len(gaps), len(gaps) + _PIECE)
-            gaps = np.concatenate([gaps, generator.exponential(size=_PIECE) / left.clip(min=1)])
-            total = float(gaps.sum())
-        priorities = -np.expm1(-gaps.cumsum()[:wanted])
-        priorities = priorities[priorities < limit] if limit < 1 else priorities
-        places = np.random.default_rng([self._seed, *name, 1]) if len(priorities) else generator
-        while len(positions) < len(priorities):
-            positions.update(dict.fromkeys(places.integers(population, size=_PIECE).tolist()))
-        return priorities, np.fromiter(positions, dtype=np.int64)[: len(priorities)]
+            number = np.arange(start, start + _PIECE)
+            left = rows[open_, None] - number
+            gaps = -np.log1p(-_uniform(gap_keys[open_, None], number)) / left.clip(min=1)
+            priorities = -np.expm1(-(totals[open_, None] + gaps.cumsum(axis=1)))
+            enter = (left > 0) & (number < self._size) & (priorities <= limit)
+            drawn.append((open_[enter.nonzero()[0]], priorities[enter]))
+            totals[open_] += gaps.sum(axis=1)
+            open_ = open_[enter[:, -1]]
+            if not len(open_):
+                break
+        which, priorities = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
+        order = which.argsort(kind="stable")
+        counts = np.bincount(which, minlength=len(rows))
+        places = [
+            _places(place_keys[each : each + 1], int(rows[each]), int(counts[each])) for each in counts.nonzero()[0]
+        ]
+        return which[order], priorities[order], np.concatenate([np.zeros(0, dtype=np.int64), *places])
+
+
+def _key(*numbers: int) -> int:
+    """64 bits that stand for some numbers."""
+    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little")
+
+
+def _uniform(keys: UInt64[np.ndarray, "*#row"], number: Int[np.ndarray, "*#row"]) -> Float[np.ndarray, "*row"]:
+    """Uniform numbers below 1, by the stream's key and their number in it.
+
+    SplitMix64 (Steele, Lea and Flood 2014): any number of any stream costs the same, so those of all streams are made at once.
+    """
+    state = keys + (number.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((state ^ (state >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
+
+
+def _places(key: UInt64[np.ndarray, "1"], population: int, count: int) -> Int[np.ndarray, " row"]:
+    """The first numbers below `population` that differ, in a stream; the first n never depend on `count`."""
+    drawn = count + _PIECE
+    while True:
+        places = (_uniform(key, np.arange(drawn)) * population).astype(np.int64)
+        _, first = np.unique(places, return_index=True)
+        if len(first) >= count:
+            return places[np.sort(first)[:count]]
+        drawn *= 2
