@@ -63,6 +63,7 @@ def weights_changed(module: nn.Module, before: nn.Module) -> float:
 
 def _leaving(passes: Passes, batch: Batch) -> tuple[dict[int, Tensor], dict[int, nn.Module]]:
     """The hidden vectors that leave each layer, and what module runs it; no modules where none runs a whole layer."""
+    facts = passes.runner.model.facts
     found: dict[int, Tensor] = {}
     modules: dict[int, nn.Module] = {}
 
@@ -70,10 +71,15 @@ def _leaving(passes: Passes, batch: Batch) -> tuple[dict[int, Tensor], dict[int,
         modules[layer] = call.layer
         return run()
 
-    def leave(layer: int, vectors: Tensor) -> None:
-        found[layer] = vectors
+    def enter(layer: int, vectors: Tensor) -> None:
+        found[layer - 1] = vectors.clone()
 
-    calls = LayerCalls(passes.base, batch.sequences, leave=leave, run=note, places=passes.runner.model.facts.places)
+    calls = LayerCalls(
+        passes.base, batch.sequences, enter=enter, leave=found.__setitem__, run=note, places=facts.places
+    )
     with torch.inference_mode(), calls:
-        passes.base(**batch.model_inputs())
+        output = passes.base(**batch.model_inputs())
+    if not facts.in_modules:
+        found[facts.layers] = output[0]
+    del found[0]
     return found, modules
