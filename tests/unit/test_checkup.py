@@ -227,10 +227,10 @@ def test_heads_that_do_nothing_and_heads_that_do_the_same():
     heads.update(block)
     table = heads.table()
     assert table["share"].tolist() == pytest.approx([0, 4 / 21, 16 / 21, 1 / 21])
-    assert idle_heads(table, 0.1) == [(2, 1)]
-    assert idle_heads(table, 0.2) == [(2, 1), (2, 4)]
-    assert alike_heads(table, 0.99) == [(2, 2, 3)]
-    assert head_names([(2, 1), (2, 4), (3, 5)]) == "layer 2: 1, 4; layer 3: 5"
+    assert idle_heads(table, 0.1) == [{"layer": 2, "head": 1}]
+    assert idle_heads(table, 0.2) == [{"layer": 2, "head": 1}, {"layer": 2, "head": 4}]
+    assert alike_heads(table, 0.99) == [{"layer": 2, "heads": [2, 3]}]
+    assert head_names([*idle_heads(table, 0.2), {"layer": 3, "head": 5}]) == "layer 2: 1, 4; layer 3: 5"
 
 
 def planted() -> Cases:
@@ -459,7 +459,10 @@ def test_the_layer_that_costs_most():
 def test_heads_are_named_by_layer():
     shares = {"head": [1, 2, 3], "share": [0.01, 0.5, 0.49], "correlation": [0.2, 0.95, 0.95]}
     table = pd.DataFrame(shares).assign(layer=1, twin=pd.array([2, 3, 2], dtype="Int64"))
-    assert findings._idle(table).found.endswith("less than a tenth of an equal share of the variance: layer 1: 1.")
-    assert findings._alike(table).found.endswith("(correlation 0.900 or more): 2 and 3 of layer 1.")
-    assert findings._alike(table.assign(correlation=0.5)).found.endswith("at most, they correlate at 0.500.")
-    assert findings._idle(table.assign(share=0.33)).found == "None of 3 heads adds the same vector to every token."
+    idle, alike = findings._idle(idle_heads(table), 3), findings._alike(alike_heads(table), 0.95)
+    assert idle.found.endswith("less than a tenth of an equal share of the variance: layer 1: 1.")
+    assert alike.found.endswith("(correlation 0.90 or more): 2 and 3 of layer 1.")
+    other = table.assign(correlation=0.5, share=0.33)
+    assert findings._alike(alike_heads(other), 0.5).found.endswith("at most, they correlate at 0.50.")
+    assert findings._alike([], math.nan).found == "No two heads of a layer add the same vectors to tokens."
+    assert findings._idle(idle_heads(other), 3).found == "None of 3 heads adds the same vector to every token."

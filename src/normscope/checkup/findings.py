@@ -10,7 +10,7 @@ import pandas as pd
 from normscope.analyses.declarations.outliers import OUTLIERS
 from normscope.analyses.declarations.score import SCORE
 from normscope.analyses.declarations.sinks import LOSS, SINKS
-from normscope.checkup.heads import alike_heads, head_names, idle_heads
+from normscope.checkup.heads import ALIKE, head_names
 from normscope.maths.quantisation import NumberFormat
 from normscope.reporting.page.elements import without_folders
 from normscope.results.checkup_tables import CHECKUP
@@ -18,10 +18,6 @@ from normscope.results.findings import Sentence
 from normscope.results.result import Result
 from normscope.rounding import begun, brief, brief_share, compared, counted, enumeration, number, numbered, percentage
 
-IDLE = 0.1
-"""A head is said to do nothing if its share is less than this part of an equal share of its layer's heads."""
-ALIKE = 0.9
-"""Heads are said to do the same if what they add correlates at least so much."""
 SINK = 0.1
 """Part of the heads in which a position must be a sink to be spoken of."""
 _WORTH = 0.1
@@ -73,8 +69,8 @@ def lines(result: Result, *, causal: bool) -> list[Advice]:
         _outliers(outliers, metrics, skip["dimensions"], helps=_Costs.of(rounding).list_helps),
         _sinks(sinks, tables[f"{SINKS.name}_by_head"], causal=causal) if sinks else None,
         _massive(massive, metrics, tables[f"{SINKS.name}_massive"]),
-        _idle(tables["heads"]),
-        _alike(tables["heads"]),
+        _idle(facts["heads"]["idle"], len(tables["heads"])),
+        _alike(facts["heads"]["alike"], tables["heads"]["correlation"].max()),
     ]
     return [line for line in found if line is not None]
 
@@ -225,9 +221,8 @@ def _by_layer(table: pd.DataFrame) -> Advice:
     return Advice(found, "Look at the modules of this layer first.", "rounding_by_layer")
 
 
-def _idle(table: pd.DataFrame) -> Advice:
-    idle = idle_heads(table, IDLE)
-    of = f"of {len(table)} heads"
+def _idle(idle: Sequence[Mapping[str, int]], heads: int) -> Advice:
+    of = f"of {heads} heads"
     if not idle:
         return Advice(f"None {of} adds the same vector to every token.", "None can be folded into a bias.", "heads")
     found = (
@@ -238,15 +233,13 @@ def _idle(table: pd.DataFrame) -> Advice:
     return Advice(found, do, "heads")
 
 
-def _alike(table: pd.DataFrame) -> Advice:
-    named = [f"{one} and {other} of layer {layer}" for layer, one, other in alike_heads(table, ALIKE)]
-    if not named:
-        have_twins = table["twin"].notna().any()
-        most = f": at most, they correlate at {number(table['correlation'].max())}" if have_twins else ""
-        return Advice(
-            f"No two heads of a layer add the same vectors to tokens{most}.", "No head can replace another.", "heads"
-        )
-    these = f"(correlation {number(ALIKE)} or more): {_first(named, 'more pairs')}"
+def _alike(pairs: Sequence[Mapping[str, Any]], most: float) -> Advice:
+    if not pairs:
+        closest = "" if math.isnan(most) else f": at most, they correlate at {brief(most)}"
+        none = f"No two heads of a layer add the same vectors to tokens{closest}."
+        return Advice(none, "No head can replace another.", "heads")
+    named = [f"{enumeration(list(map(str, pair['heads'])))} of layer {pair['layer']}" for pair in pairs]
+    these = f"(correlation {brief(ALIKE)} or more): {_first(named, 'more pairs')}"
     do = "Candidates to merge: remove one of each pair, double the other, and check the loss."
     return Advice(f"These heads add nearly the same vectors to tokens {these}.", do, "heads")
 
@@ -279,14 +272,6 @@ def _dimensions(dimensions: Sequence[int]) -> str:
 def _first(named: list[str], more: str) -> str:
     left = len(named) - _NAMED
     return enumeration(named[:_NAMED]) + (f" and {left} {more}" if left > 0 else "")
-
-
-def heads_that_stand_out(table: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """The heads that do nothing, and the pairs that do the same."""
-    return {
-        "idle": [{"layer": layer, "head": head} for layer, head in idle_heads(table, IDLE)],
-        "alike": [{"layer": layer, "heads": pair} for layer, *pair in alike_heads(table, ALIKE)],
-    }
 
 
 _OF_ANALYSES = (
