@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from normscope.models.observe.observer import LayerOutput, Observer, Replacement
+from normscope.models.observe.layer_outputs import LayerOutput
+from normscope.models.observe.observer import Observer, Replacement
 from tests.tiny import facts_for, token_batch
 
 

@@ -60,24 +60,27 @@ def test_a_checkup_leaves_a_page_and_a_json(capsys, monkeypatch, tmp_path, saved
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "layers"), [("deberta-v2", {1, 2}), ("jamba", {2, 4}), ("nemotron_h", {2, 4}), ("qwen3_5_text", {2, 4})]
+    ("name", "layers"),
+    [("deberta-v2", {1, 2}), ("jamba", {2, 4}), ("nemotron_h", {2, 4}), ("qwen3_5_text", {2, 4}), ("xlm", {1, 2})],
 )
 def test_a_model_that_is_observed_in_part_is_rounded_as_a_whole(
     capsys, monkeypatch, tmp_path, tokenizer, texts, name, layers
 ):
-    """Heads are those of the layers with softmax attention; rounding and inputs are of all layers."""
+    """Heads are of the layers with softmax attention; rounding and inputs are of all layers, even where no module runs one."""
     folder = tmp_path / name
     model = tiny_architecture(name, torch.float32)
     model.resize_token_embeddings(len(tokenizer))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    words = ["checkup", str(folder), "dataset=text", f"dataset.path={texts}", "analysis.sinks.length=8"]
-    outcome = run_here(capsys, monkeypatch, *words, f"output_dir={tmp_path / 'out'}")
+    words = ["checkup", str(folder), "--against", str(folder), "dataset=text", f"dataset.path={texts}"]
+    outcome = run_here(capsys, monkeypatch, *words, "analysis.sinks.length=8", f"output_dir={tmp_path / 'out'}")
     assert outcome.status == 0, outcome.err
     tables = Result.read(tmp_path / "out").tables
     assert {*tables["heads"]["layer"]} == layers
     every = {*range(1, model.config.num_hidden_layers + 1)}
-    assert {*tables["rounding_by_layer"]["layer"]} == every
+    assert {*tables["rounding_by_layer"]["layer"]} == {*tables["against"]["layer"]} == every
+    assert (tables["rounding_by_layer"]["change"] > 0).all()
+    assert (tables["against"]["vectors"] == 0).all()
     assert {*tables["linear_inputs"]["layer"].dropna()} == every
 
 

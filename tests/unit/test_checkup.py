@@ -23,11 +23,13 @@ from normscope.cli import command_line
 from normscope.errors import InputError
 from normscope.maths.quantisation import NumberFormat, rounded
 from normscope.models.load.interventions import InterventionRunner
+from normscope.results.findings import Sentence
 from normscope.streams import no_bar
 from tests.oracles import specimens
 from tests.oracles.specimens import Specimen
 
 NOTHING = torch.tensor([], dtype=torch.int64)
+WEIGHT = torch.ones(1, 2)
 
 
 def test_int8_has_one_scale_or_one_for_each_token():
@@ -63,11 +65,11 @@ def test_weights_have_one_scale_or_one_for_each_row_and_bfloat16_keeps_eight_bit
 
 
 def test_inputs_of_linear_layers_by_hand():
-    inputs, module = LinearInputs(), nn.Linear(2, 3)
+    inputs = LinearInputs()
     for values, layer in (([[[1.0, -5.0], [3.0, 2.0], [4.0, 0.0]]], 1), ([[[9.0, 1.0]]], 2)):
         vectors = torch.tensor(values)
-        assert torch.equal(inputs(LinearCall("a.0.up", module, layer, vectors), module), module(vectors))
-    inputs(LinearCall("out", module, None, torch.tensor([[[5e5, 200.0], [200.0, 200.0], [1.0, 1.0]]])), module)
+        assert inputs(LinearCall("a.0.up", layer, vectors, WEIGHT)) == (vectors, WEIGHT)
+    inputs(LinearCall("out", None, torch.tensor([[[5e5, 200.0], [200.0, 200.0], [1.0, 1.0]]]), WEIGHT))
     table = inputs.table()
     assert table["module"].tolist() == ["out", "a.0.up"]
     row = table.iloc[1]  # medians of the texts: 3, without the zero, and 1, the lower of two
@@ -77,9 +79,9 @@ def test_inputs_of_linear_layers_by_hand():
 
 
 def test_the_zeros_of_a_relu_and_inputs_that_are_all_zero_are_not_massive():
-    inputs, module = LinearInputs(), nn.Linear(4, 1)
-    inputs(LinearCall("relu", module, 1, torch.tensor([[[0.0, 0.0, 0.0, 2.0], [0.0, 0.0, 0.0, 3.0]]])), module)
-    inputs(LinearCall("zeros", module, 1, torch.zeros(1, 2, 4)), module)
+    inputs = LinearInputs()
+    inputs(LinearCall("relu", 1, torch.tensor([[[0.0, 0.0, 0.0, 2.0], [0.0, 0.0, 0.0, 3.0]]]), WEIGHT))
+    inputs(LinearCall("zeros", 1, torch.zeros(1, 2, 4), WEIGHT))
     table = inputs.table().set_index("module")
     assert table["median"].to_dict() == {"relu": 2, "zeros": 0}
     assert table["ratio"].to_dict() == {"relu": 1.5, "zeros": 0}
@@ -122,7 +124,6 @@ def test_a_pass_gives_the_loss_and_the_last_vectors_of_the_untouched_model(qwen2
     assert torch.equal(qwen2.passes.run(qwen2.batches[0]).vectors, vectors)
     assert "model.layers.2.mlp.down_proj" in qwen2.inputs.largest
     assert "lm_head" not in qwen2.passes.linear
-    assert all("forward" not in vars(module) for module in qwen2.passes.whole.modules())
 
 
 @pytest.mark.parametrize("target", NumberFormat)
@@ -226,10 +227,10 @@ def test_heads_that_do_nothing_and_heads_that_do_the_same():
     heads.update(block)
     table = heads.table()
     assert table["share"].tolist() == pytest.approx([0, 4 / 21, 16 / 21, 1 / 21])
-    assert idle_heads(table, 0.1) == [(2, 1)]
-    assert idle_heads(table, 0.2) == [(2, 1), (2, 4)]
-    assert alike_heads(table, 0.99) == [(2, 2, 3)]
-    assert head_names([(2, 1), (2, 4), (3, 5)]) == "layer 2: 1, 4; layer 3: 5"
+    assert idle_heads(table, 0.1) == [{"layer": 2, "head": 1}]
+    assert idle_heads(table, 0.2) == [{"layer": 2, "head": 1}, {"layer": 2, "head": 4}]
+    assert alike_heads(table, 0.99) == [{"layer": 2, "heads": [2, 3]}]
+    assert head_names([*idle_heads(table, 0.2), {"layer": 3, "head": 5}]) == "layer 2: 1, 4; layer 3: 5"
 
 
 def planted() -> Cases:
@@ -286,6 +287,18 @@ def test_a_base_of_another_shape_is_refused(qwen2, bert):
         require_same_shape(qwen2.specimen.loaded, bert.specimen.loaded)
 
 
+def test_a_base_with_other_tokens_or_weights_of_other_shapes_is_refused(qwen2):
+    other = specimens.qwen2().loaded
+    mlp = other.model.layers[0].mlp
+    mlp.up_proj.weight = nn.Parameter(torch.zeros(7, 16))
+    with pytest.raises(InputError, match=r"same shape \(layers.0.mlp.up_proj.weight: \d+ × 16\), got 7 × 16"):
+        require_same_shape(qwen2.specimen.loaded, other)
+    other = specimens.qwen2().loaded
+    other.tokenizer.add_tokens(["brandnew"])
+    with pytest.raises(InputError, match="expected a model with the tokenizer of tiny, got one .* .'brandnew'."):
+        require_same_shape(qwen2.specimen.loaded, other)
+
+
 def asked(*words: str) -> list[str]:
     found, rest = command_line.asked_of(["checkup", *words])
     return command_line.checkup_words(found, rest, _Presets())
@@ -339,20 +352,23 @@ LOSSES = {
 def test_a_skip_list_that_helps_is_to_be_used_and_one_that_does_not_is_not():
     line = findings._skipped(rounding(LOSSES), ["a"] * 4, [247, 507])
     assert line.found == (
-        "In int8, one scale per tensor, the loss on held-out data goes from 4.17 to 4.94; with 4 linear layers and dimensions "
-        "247 and 507 not rounded, to 4.30 (random ones of the same number: 4.93 to 4.95)."
+        "In int8, one scale per tensor, the loss on held-out data goes from 4.17 to 4.94; without rounding 4 linear layers and "
+        "dimensions 247 and 507, to 4.30 (as many random ones: 4.93 to 4.95)."
     )
-    assert line.do == 'Add "skip" of checkup.json to the modules that your quantiser skips.'
+    assert line.do == 'Add "skip" of checkup.json to what your quantiser skips, or use one scale per token (4.36).'
     line = findings._skipped(rounding(LOSSES | {"without_skipped": 4.92}), ["a"] * 4, [247, 507])
-    assert line.do == "Use one scale per token instead (4.36)."
+    assert line.found.endswith("to 4.92 (as many random ones: 4.93 to 4.95), so that the list does not help.")
+    assert line.do == "Use one scale per token (4.36)."
     line = findings._skipped(rounding(LOSSES | {"without_skipped": 4.95, "int8_per_token": 4.95}), ["a"], [])
-    assert "with 1 linear layer not rounded, to 4.95" in line.found
+    assert "without rounding 1 linear layer, to 4.95" in line.found
     assert line.do == "Weigh that against what it saves."
+    line = findings._skipped(rounding(LOSSES | {"int8_per_token": 4.95}), ["a"], [])
+    assert line.do == 'Add "skip" of checkup.json to what your quantiser skips.'
 
 
 def test_formats_that_cost_nothing_detectable_can_be_used():
     per_token, bfloat16 = findings._formats(rounding(LOSSES))
-    assert per_token.found.endswith("change by 20%, and the loss by +0.190 (+0.0900 to +0.290).")
+    assert per_token.found.endswith("change by 20%, and the loss by +0.19 (+0.090 to +0.29).")
     assert per_token.do == "Weigh that against what it saves."
     assert bfloat16.found.endswith("and there is no detectable difference in loss.")
     assert bfloat16.do == "It can be used as it is."
@@ -375,52 +391,46 @@ def test_modules_of_all_layers_share_a_name():
 
 
 def metrics(**more: float) -> dict[str, float]:
-    of_text = {"sink_rate/first": 0.65, "mass/first": 0.45, "contribution/first": 0.25, "sink_rate/punctuation": 0.05}
-    found = {f"sinks/text/with_bos/{name}": value for name, value in of_text.items()}
-    found |= {
-        "outliers/share_of_dimensions": 0.003,
-        "outliers/share_of_length": 0.8,
-        "score/share_of_outliers/mean": 0.33,
-    }
-    found |= {"sinks/massive/count": 2.0, "sinks/massive/first_layer": 12.0, "sinks/massive/last_layer": 29.0}
-    found |= {"sinks/massive/largest": 24890.0, "sinks/massive/ratio": 15150.0, "sinks/ablation/zero/loss/before": 4.0}
-    found |= {"sinks/ablation/zero/loss/after": 17.0, "sinks/ablation/mean/loss/after": 4.05}
-    return found | more
+    found = {"score/share_of_outliers/mean": 0.33, "sinks/ablation/zero/loss/before": 4.0}
+    return found | {"sinks/ablation/zero/loss/after": 17.0, "sinks/ablation/mean/loss/after": 4.05} | more
+
+
+SAID = Sentence("The analysis's own words.", figure="sinks_rate", place={"category": "first"})
 
 
 def test_outlier_dimensions_and_what_they_decide():
-    line = findings._outliers(metrics(), [247, 507])
-    assert line.found == (
-        "Dimensions 247 and 507 are outliers of the hidden vectors: 0.3% of the dimensions make up 80% of the squared length "
-        "of the mean vector, and decide 33% of the variance of attention scores."
-    )
-    assert findings._outliers(metrics(), []).do == "Nothing has to be kept apart."
+    line = findings._outliers(SAID, metrics(), [247, 507], helps=True)
+    assert line.found == "The analysis's own words. Their share of the variance of attention scores is 33%."
+    assert line.do == "Do not prune them, and keep them in a wider format when you quantise."
+    assert findings._outliers(SAID, metrics(), [247, 507], helps=False).do == "Do not prune them."
+    assert findings._outliers(SAID, metrics(), [], helps=False).do == "Nothing has to be kept apart."
 
 
 def test_sinks_by_weight_and_by_contribution():
-    line = findings._sinks(metrics(), causal=True)
-    assert line.found == (
-        "On average, the first token is a sink in 65% of the heads, with 45% of the attention weight and 25% of what heads "
-        "contribute."
-    )
+    by_head = pd.DataFrame({"position": ["first", "first", "other"], "bos": [True, False, True], "mass": [0.4, 0, 0.9]})
+    by_head = by_head.assign(sink_rate=[0.65, 0, 0], contribution=[0.25, 0, 0])
+    line = findings._sinks(SAID, by_head, causal=True)
+    assert line.found == SAID
     assert line.do.startswith("Keep it in the cache when you cut the beginning of a text, and read maps")
-    assert findings._sinks(metrics(), causal=False).do.startswith("Keep it in every input, and")
-    rare = findings._sinks(metrics(**{"sinks/text/with_bos/sink_rate/first": 0.04}), causal=True)
-    assert rare.found == "No token is a sink in many heads: punctuation tokens most often, in 5.0% of them."
-    assert findings._sinks({}, causal=True) is None
+    assert findings._sinks(SAID, by_head, causal=False).do.startswith("Keep it in every input, and")
+    assert findings._sinks(SAID, by_head.assign(contribution=0.5), causal=False).do == "Keep it in every input."
+    assert findings._sinks(SAID, by_head.assign(sink_rate=0.04), causal=True).do == "Inputs can be cut anywhere."
+    commas = SAID.but(place={"category": "other"})
+    line = findings._sinks(commas, by_head.assign(sink_rate=0.5), causal=True)
+    assert line.do.startswith("Keep them in every input, and")
 
 
 def test_massive_activations_that_are_a_constant():
     table = pd.DataFrame({"dimension": [507, 247, 507]})
-    line = findings._massive(metrics(), table)
-    assert line.found == (
-        "Dimensions 247 and 507 of the residual stream reach 24,900, 15,200 times the median, in layers 12 to 29; set to zero, "
-        "they take the loss from 4.00 to 17.0, set to their mean to 4.05."
+    line = findings._massive(SAID, metrics(), table)
+    assert line.found == "The analysis's own words. Set to their mean, it is 4.0."
+    assert line.do == (
+        "Do not clip or prune dimensions 247 and 507; where their range is in the way, replace them by their mean, which is a "
+        "constant."
     )
-    assert line.do.endswith("replace them by their mean, which is a constant.")
-    other = findings._massive(metrics(**{"sinks/ablation/mean/loss/after": 9.0}), table)
-    assert other.do == "Do not clip or prune them."
-    assert findings._massive(metrics(**{"sinks/massive/count": 0.0}), table).do == "Nothing has to be done about them."
+    other = findings._massive(SAID, metrics(**{"sinks/ablation/mean/loss/after": 9.0}), table)
+    assert other.do == "Do not clip or prune dimensions 247 and 507."
+    assert findings._massive(SAID, metrics(), table[:0]).do == "Nothing has to be done about them."
 
 
 def test_linear_layers_with_massive_inputs_are_named():
@@ -449,7 +459,10 @@ def test_the_layer_that_costs_most():
 def test_heads_are_named_by_layer():
     shares = {"head": [1, 2, 3], "share": [0.01, 0.5, 0.49], "correlation": [0.2, 0.95, 0.95]}
     table = pd.DataFrame(shares).assign(layer=1, twin=pd.array([2, 3, 2], dtype="Int64"))
-    assert findings._idle(table).found.endswith("less than a tenth of an equal share of the variance: layer 1: 1.")
-    assert findings._alike(table).found.endswith("(correlation 0.900 or more): 2 and 3 of layer 1.")
-    assert findings._alike(table.assign(correlation=0.5)).found.endswith("at most, they correlate at 0.500.")
-    assert findings._idle(table.assign(share=0.33)).found == "None of 3 heads adds the same vector to every token."
+    idle, alike = findings._idle(idle_heads(table), 3), findings._alike(alike_heads(table), 0.95)
+    assert idle.found.endswith("less than a tenth of an equal share of the variance: layer 1: 1.")
+    assert alike.found.endswith("(correlation 0.90 or more): 2 and 3 of layer 1.")
+    other = table.assign(correlation=0.5, share=0.33)
+    assert findings._alike(alike_heads(other), 0.5).found.endswith("at most, they correlate at 0.50.")
+    assert findings._alike([], math.nan).found == "No two heads of a layer add the same vectors to tokens."
+    assert findings._idle(idle_heads(other), 3).found == "None of 3 heads adds the same vector to every token."

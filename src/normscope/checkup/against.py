@@ -20,14 +20,24 @@ def require_same_shape(model: LoadedModel, base: LoadedModel) -> None:
     """Check that layers can be compared one by one, and texts token by token.
 
     Raises:
-        InputError: If the models differ in layers, dimensions or tokens.
+        InputError: If the models differ in layers, dimensions, the shape of some weights, or tokens.
     """
-    shapes = [
-        f"{each.facts.family}, {each.layers} layers of {each.facts.width} dimensions, {len(each.tokenizer)} tokens"
-        for each in (model, base)
-    ]
+    key = f"--against={base.name}"
+    shapes = [f"{each.facts.family}, {each.layers} layers of {each.facts.width} dimensions" for each in (model, base)]
     if shapes[0] != shapes[1]:
-        raise InputError(f"--against={base.name}: expected a model of the same shape ({shapes[0]}), got {shapes[1]}")
+        raise InputError(f"{key}: expected a model of the same shape ({shapes[0]}), got {shapes[1]}")
+    before = {name: weight.shape for name, weight in base.model.named_parameters()}
+    for name, weight in model.model.named_parameters():
+        if before.get(name, weight.shape) != weight.shape:
+            ours, theirs = (" × ".join(map(str, shape)) for shape in (weight.shape, before[name]))
+            raise InputError(f"{key}: expected a model of the same shape ({name}: {ours}), got {theirs}")
+    others = model.tokenizer.get_vocab().items() ^ base.tokenizer.get_vocab().items()
+    if others:
+        token = min(others)[0]
+        raise InputError(
+            f"{key}: expected a model with the tokenizer of {model.name}, got one whose vocabulary has other tokens, or "
+            f"other numbers for them ({token!r})"
+        )
 
 
 def differences(model: Passes, base: Passes, batches: Sequence[Batch]) -> pd.DataFrame:
@@ -63,6 +73,7 @@ def weights_changed(module: nn.Module, before: nn.Module) -> float:
 
 def _leaving(passes: Passes, batch: Batch) -> tuple[dict[int, Tensor], dict[int, nn.Module]]:
     """The hidden vectors that leave each layer, and what module runs it; no modules where none runs a whole layer."""
+    facts = passes.runner.model.facts
     found: dict[int, Tensor] = {}
     modules: dict[int, nn.Module] = {}
 
@@ -70,10 +81,15 @@ def _leaving(passes: Passes, batch: Batch) -> tuple[dict[int, Tensor], dict[int,
         modules[layer] = call.layer
         return run()
 
-    def leave(layer: int, vectors: Tensor) -> None:
-        found[layer] = vectors
+    def enter(layer: int, vectors: Tensor) -> None:
+        found[layer - 1] = vectors.clone()
 
-    calls = LayerCalls(passes.base, batch.sequences, leave=leave, run=note, places=passes.runner.model.facts.places)
+    calls = LayerCalls(
+        passes.base, batch.sequences, enter=enter, leave=found.__setitem__, run=note, places=facts.places
+    )
     with torch.inference_mode(), calls:
-        passes.base(**batch.model_inputs())
+        output = passes.base(**batch.model_inputs())
+    if not facts.in_modules:
+        found[facts.layers] = output[0]
+    del found[0]
     return found, modules

@@ -49,9 +49,9 @@ def _inputs(table: pd.DataFrame) -> Figure:
     )
     rows = rows.groupby(["part", "layer"], sort=False)["ratio"].max().reset_index()
     return Heatmaps(
-        table=rows,
+        table=rows.rename(columns={"part": "linear layer"}),
         values={"ratio": "largest ÷ median"},
-        row="part",
+        row="linear layer",
         column="layer",
         value_label="log₁₀ of the largest |x| ÷ the median |x|",
         caption=(
@@ -66,7 +66,7 @@ _ROWS = {
     "bfloat16": FORMATS["bfloat16"],
     "int8_per_token": FORMATS["int8_per_token"],
     "int8_per_tensor": FORMATS["int8_per_tensor"],
-    "without_skipped": "the same without the skip list",
+    "without_skipped": "int8, all but the skip list",
 }
 """Titles of what is rounded, from top to bottom; random lists come last."""
 
@@ -91,7 +91,7 @@ def _rounding(table: pd.DataFrame) -> Figure:
         interval=(columns[1], columns[2]),
         caption=(
             "What it costs to round the weights and inputs of all linear layers, on other texts than those on which the skip "
-            "list was chosen: mean over texts with its 95% interval. “All but” is said of one scale per tensor."
+            "list was chosen: mean over texts with its 95% interval. Lists are left out of int8 with one scale per tensor."
         ),
     )
 

@@ -1,5 +1,6 @@
 """What a checkup has found, in lines that each say what a person would do."""
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,18 +10,14 @@ import pandas as pd
 from normscope.analyses.declarations.outliers import OUTLIERS
 from normscope.analyses.declarations.score import SCORE
 from normscope.analyses.declarations.sinks import LOSS, SINKS
-from normscope.checkup.heads import alike_heads, head_names, idle_heads
+from normscope.checkup.heads import ALIKE, head_names
 from normscope.maths.quantisation import NumberFormat
 from normscope.reporting.page.elements import without_folders
 from normscope.results.checkup_tables import CHECKUP
 from normscope.results.findings import Sentence
 from normscope.results.result import Result
-from normscope.rounding import brief, brief_share, compared, counted, enumeration, number, numbered, percentage
+from normscope.rounding import begun, brief, brief_share, compared, counted, enumeration, number, numbered, percentage
 
-IDLE = 0.1
-"""A head is said to do nothing if its share is less than this part of an equal share of its layer's heads."""
-ALIKE = 0.9
-"""Heads are said to do the same if what they add correlates at least so much."""
 SINK = 0.1
 """Part of the heads in which a position must be a sink to be spoken of."""
 _WORTH = 0.1
@@ -39,12 +36,8 @@ _PER_TENSOR = f"In {FORMATS['int8_per_tensor']}, "
 
 _NAMED = 6
 """Most modules that a line names; the JSON has all."""
-_ABOUT = {
-    f"{OUTLIERS.name}_dimensions": OUTLIERS.name,
-    f"{SINKS.name}_rate": SINKS.name,
-    f"{SINKS.name}_largest": "massive_activations",
-}
-"""What lines are about, by the figure that shows it; other figures are called so."""
+_FIGURES = f"{OUTLIERS.name}_dimensions", f"{SINKS.name}_rate", f"{SINKS.name}_largest"
+"""Figures of analyses whose first sentences are among the lines."""
 
 
 class Advice(NamedTuple):
@@ -63,85 +56,59 @@ class Advice(NamedTuple):
 
 def lines(result: Result, *, causal: bool) -> list[Advice]:
     """What was found, in the order in which a person would go through it."""
-    metrics, tables, facts = result.metrics, result.tables, result.facts
+    metrics, tables, facts, skip = result.metrics, result.tables, result.facts, result.facts["skip"]
+    said = {sentence.figure: sentence for sentence in map(Sentence.of, reversed(result.sentences))}
+    outliers, sinks, massive = (said.get(name, Sentence("")) for name in _FIGURES)
+    rounding = tables["rounding"]
     found = [
         None if facts["against"] is None else _against(tables["against"], without_folders(facts["against"])),
-        _skipped(tables["rounding"], **facts["skip"]),
-        *_formats(tables["rounding"]),
+        _skipped(rounding, **skip),
+        *_formats(rounding),
         _by_layer(tables["rounding_by_layer"]),
         _linear_inputs(tables["linear_inputs"]),
-        _outliers(metrics, facts["skip"]["dimensions"]),
-        _sinks(metrics, causal=causal),
-        _massive(metrics, tables[f"{SINKS.name}_massive"]),
-        _idle(tables["heads"]),
-        _alike(tables["heads"]),
+        _outliers(outliers, metrics, skip["dimensions"], helps=_Costs.of(rounding).list_helps),
+        _sinks(sinks, tables[f"{SINKS.name}_by_head"], causal=causal) if sinks else None,
+        _massive(massive, metrics, tables[f"{SINKS.name}_massive"]),
+        _idle(facts["heads"]["idle"], len(tables["heads"])),
+        _alike(facts["heads"]["alike"], tables["heads"]["correlation"].max()),
     ]
     return [line for line in found if line is not None]
 
 
-def _outliers(metrics: Mapping[str, float], dimensions: Sequence[int]) -> Advice:
-    figure = f"{OUTLIERS.name}_dimensions"
+def _outliers(said: Sentence, metrics: Mapping[str, float], dimensions: Sequence[int], *, helps: bool) -> Advice:
     if not dimensions:
-        none = "No dimension of the hidden vectors stands far from the others in most layers."
-        return Advice(none, "Nothing has to be kept apart.", figure)
-    shares = (metrics[f"{OUTLIERS.name}/{name}"] for name in ("share_of_dimensions", "share_of_length"))
-    few, length = compared(brief_share, *shares)
+        return Advice(said, "Nothing has to be kept apart.", said.figure)
     scores = metrics.get(f"{SCORE.name}/share_of_outliers/mean")
-    decide = "" if scores is None else f", and decide {brief_share(scores)} of the variance of attention scores"
-    are = "is an outlier" if len(dimensions) == 1 else "are outliers"
-    found = (
-        f"{_dimensions(dimensions)} {are} of the hidden vectors: {few} of the dimensions make up {length} of the squared "
-        f"length of the mean vector{decide}."
-    )
-    return Advice(found, "Do not prune them, and keep them in a wider format when you quantise.", figure)
+    decide = "" if scores is None else f" Their share of the variance of attention scores is {brief_share(scores)}."
+    wide = ", and keep them in a wider format when you quantise" if helps else ""
+    return Advice(f"{said}{decide}", f"Do not prune them{wide}.", said.figure)
 
 
-def _sinks(metrics: Mapping[str, float], *, causal: bool) -> Advice | None:
-    figure = f"{SINKS.name}_rate"
-    parts = [f"{SINKS.name}/text/{bos}" for bos in ("with_bos", "without_bos")]
-    begin = next((part for part in parts if f"{part}/mass/first" in metrics), None)
-    if begin is None:
-        return None
-    start = f"{begin}/sink_rate/"
-    rates = {name.removeprefix(start): rate for name, rate in metrics.items() if name.startswith(start)}
-    position, rate = max(rates.items(), key=lambda item: item[1])
-    tokens, are, keep = f"{position} tokens", "are sinks", "Keep them in every input"
-    if position == "first":
-        tokens, are, keep = "the first token", "is a sink", "Keep it in every input"
-        keep = "Keep it in the cache when you cut the beginning of a text" if causal else keep
+def _sinks(said: Sentence, by_head: pd.DataFrame, *, causal: bool) -> Advice:
+    position = said.place["category"]
+    rows = by_head[(by_head["position"] == position) & (by_head["bos"] == by_head["bos"].max())]
+    rate, mass, contribution = rows[["sink_rate", "mass", "contribution"]].mean()
     if rate < SINK:
-        rare = f"No token is a sink in many heads: {tokens} most often, in {brief_share(rate)} of them."
-        return Advice(rare, "Inputs can be cut anywhere.", figure)
-    mass, contribution = (metrics[f"{begin}/{name}/{position}"] for name in ("mass", "contribution"))
-    short, weight, norm = compared(brief_share, rate, mass, contribution)
+        return Advice(said, "Inputs can be cut anywhere.", said.figure)
+    keep = "Keep it in every input" if position == "first" else "Keep them in every input"
+    if position == "first" and causal:
+        keep = "Keep it in the cache when you cut the beginning of a text"
     read = ", and read maps of attention by contribution rather than by weight" if contribution < mass else ""
-    found = (
-        f"On average, {tokens} {are} in {short} of the heads, with {weight} of the attention weight and {norm} of what heads "
-        "contribute."
-    )
-    return Advice(found, f"{keep}{read}.", figure)
+    return Advice(said, f"{keep}{read}.", said.figure)
 
 
-def _massive(metrics: Mapping[str, float], massive: pd.DataFrame) -> Advice:
-    figure, of = f"{SINKS.name}_largest", f"{SINKS.name}/massive"
-    if not metrics.get(f"{of}/count"):
-        none = "The residual stream has no massive activations (more than 100 and 1,000 times the median)."
-        return Advice(none, "Nothing has to be done about them.", figure)
-    first, last = (int(metrics[f"{of}/{name}_layer"]) for name in ("first", "last"))
-    where = f"layers {first} to {last}" if first != last else f"layer {first}"
+def _massive(said: Sentence, metrics: Mapping[str, float], massive: pd.DataFrame) -> Advice:
     dimensions = sorted({*massive["dimension"].tolist()})
-    largest, ratio = (brief(metrics[f"{of}/{name}"]) for name in ("largest", "ratio"))
-    reach = "reach" if len(dimensions) > 1 else "reaches"
-    found = f"{_dimensions(dimensions)} of the residual stream {reach} {largest}, {ratio} times the median, in {where}"
-    do = "Do not clip or prune them"
-    of_zero, of_mean = (f"{SINKS.name}/ablation/{value}/{LOSS}" for value in ("zero", "mean"))
+    if not dimensions:
+        return Advice(said, "Nothing has to be done about them.", said.figure)
+    do, of_mean = f"Do not clip or prune {_dimensions(dimensions)}", ""
+    of_zero, of_means = (f"{SINKS.name}/ablation/{value}/{LOSS}" for value in ("zero", "mean"))
     if f"{of_zero}/before" in metrics:
-        before, zero, mean = (metrics[name] for name in (f"{of_zero}/before", f"{of_zero}/after", f"{of_mean}/after"))
-        found += f"; set to zero, they take the loss from {number(before)} to {number(zero)}"
-        found += f", set to their mean to {number(mean)}"
+        before, zero, mean = (metrics[name] for name in (f"{of_zero}/before", f"{of_zero}/after", f"{of_means}/after"))
+        of_mean = f" Set to their mean, it is {brief(mean)}."
         if abs(mean - before) < _WORTH * abs(zero - before):
             do += "; where their range is in the way, replace them by their mean, which is a constant"
-    return Advice(f"{found}.", f"{do}.", figure)
+    return Advice(f"{said}{of_mean}", f"{do}.", said.figure)
 
 
 def _linear_inputs(table: pd.DataFrame) -> Advice:
@@ -159,33 +126,59 @@ def _linear_inputs(table: pd.DataFrame) -> Advice:
     return Advice(found, do, "linear_inputs")
 
 
+class _Costs(NamedTuple):
+    """What int8 costs with one scale per tensor, and what remains of it with a remedy: the loss, or the vectors' change."""
+
+    before: float
+    """Without rounding: 0 of a change."""
+    whole: float
+    by_token: float
+    kept: float | None
+    """With the skip list; None if that is empty."""
+    random: list[float]
+    has_loss: bool
+
+    @classmethod
+    def of(cls, table: pd.DataFrame) -> "_Costs":
+        """The costs in the table `rounding`."""
+        has_loss = bool(table["loss"].notna().any())
+        rows = dict(zip(table["rounded"], table["loss" if has_loss else "change"].tolist(), strict=True))
+        random = [cost for name, cost in rows.items() if name.startswith("without_random")]
+        before = float(table["loss_before"].iloc[0]) if has_loss else 0.0
+        whole, by_token = rows["int8_per_tensor"], rows["int8_per_token"]
+        return cls(before, whole, by_token, rows.get("without_skipped"), random, has_loss)
+
+    def helps(self, cost: float) -> bool:
+        """Whether a remedy saves so much that it is worth its trouble."""
+        return self.whole - cost >= _WORTH * (self.whole - self.before) and cost < self.whole
+
+    @property
+    def list_helps(self) -> bool:
+        """Whether the skip list is worth its trouble, and saves more than random ones."""
+        return self.kept is not None and self.kept < min(self.random) and self.helps(self.kept)
+
+
 def _skipped(table: pd.DataFrame, modules: Sequence[str], dimensions: Sequence[int]) -> Advice:
     """What int8 with one scale per tensor costs, with and without the skip list; whether that helps more than random ones."""
-    column, of, to = "change", "the last hidden vectors of held-out data change by {}", "by"
+    costs = _Costs.of(table)
     write: Callable[..., str] = percentage
-    before = []
-    if table["loss"].notna().any():
-        column, write, of, to = "loss", number, "the loss on held-out data goes from {} to {}", "to"
-        before = table["loss_before"].tolist()[:1]
-    rows = dict(zip(table["rounded"].astype(str), table[column].tolist(), strict=True))
-    whole, by_token = rows["int8_per_tensor"], rows["int8_per_token"]
-
-    def helps(cost: float) -> bool:
-        return whole - cost >= _WORTH * (whole - sum(before)) and cost < whole
-
-    do = f"Use one scale per token instead ({write(by_token)})." if helps(by_token) else _WEIGH
-    found = f"{_PER_TENSOR}{of.format(*map(write, [*before, whole]))}"
-    if "without_skipped" in rows:
-        kept, random = rows["without_skipped"], [rows[name] for name in rows if name.startswith("without_random")]
+    of, to = "the last hidden vectors of held-out data change by {1}", "by "
+    if costs.has_loss:
+        write, of, to = number, "the loss on held-out data goes from {} to {}", "to "
+    found = f"{_PER_TENSOR}{of.format(write(costs.before), write(costs.whole))}"
+    remedies = [f"use one scale per token ({write(costs.by_token)})"] if costs.helps(costs.by_token) else []
+    if costs.kept is not None:
         listed = [counted(len(modules), "linear layer")] if modules else []
-        listed += [_dimensions(dimensions).replace("D", "d", 1)] if dimensions else []
-        spared, low, high = map(write, (kept, min(random), max(random)))
+        listed += [_dimensions(dimensions)] if dimensions else []
+        kept, low, high = map(write, (costs.kept, min(costs.random), max(costs.random)))
         found += (
-            f"; with {enumeration(listed)} not rounded, {to} {spared} (random ones of the same number: "
-            f"{between_numbers(low, high)})"
+            f"; without rounding {enumeration(listed)}, {to}{kept} (as many random ones: {between_numbers(low, high)})"
         )
-        if kept < min(random) and helps(kept):
-            do = 'Add "skip" of checkup.json to the modules that your quantiser skips.'
+        if costs.list_helps:
+            remedies.insert(0, 'add "skip" of checkup.json to what your quantiser skips')
+        else:
+            found += ", so that the list does not help"
+    do = f"{begun(', or '.join(remedies))}." if remedies else _WEIGH
     return Advice(f"{found}.", do, "rounding")
 
 
@@ -202,7 +195,7 @@ def _formats(table: pd.DataFrame) -> list[Advice]:
         changes = f"In {FORMATS[target]}, the last hidden vectors change by {brief_share(row['change'])}"
         do = "Compare that with the differences that your task must tell apart."
         if not math.isnan(row["loss"]):
-            change, low, high = (number(row[name], signed=True) for name in ("loss_change", "loss_low", "loss_high"))
+            change, low, high = (brief(row[name], signed=True) for name in ("loss_change", "loss_low", "loss_high"))
             detectable = not row["loss_low"] <= 0 <= row["loss_high"]
             changes += (
                 f", and the loss by {change} ({low} to {high})"
@@ -228,9 +221,8 @@ def _by_layer(table: pd.DataFrame) -> Advice:
     return Advice(found, "Look at the modules of this layer first.", "rounding_by_layer")
 
 
-def _idle(table: pd.DataFrame) -> Advice:
-    idle = idle_heads(table, IDLE)
-    of = f"of {len(table)} heads"
+def _idle(idle: Sequence[Mapping[str, int]], heads: int) -> Advice:
+    of = f"of {heads} heads"
     if not idle:
         return Advice(f"None {of} adds the same vector to every token.", "None can be folded into a bias.", "heads")
     found = (
@@ -241,15 +233,13 @@ def _idle(table: pd.DataFrame) -> Advice:
     return Advice(found, do, "heads")
 
 
-def _alike(table: pd.DataFrame) -> Advice:
-    named = [f"{one} and {other} of layer {layer}" for layer, one, other in alike_heads(table, ALIKE)]
-    if not named:
-        have_twins = table["twin"].notna().any()
-        most = f": at most, they correlate at {number(table['correlation'].max())}" if have_twins else ""
-        return Advice(
-            f"No two heads of a layer add the same vectors to tokens{most}.", "No head can replace another.", "heads"
-        )
-    these = f"(correlation {number(ALIKE)} or more): {_first(named, 'more pairs')}"
+def _alike(pairs: Sequence[Mapping[str, Any]], most: float) -> Advice:
+    if not pairs:
+        closest = "" if math.isnan(most) else f": at most, they correlate at {brief(most)}"
+        none = f"No two heads of a layer add the same vectors to tokens{closest}."
+        return Advice(none, "No head can replace another.", "heads")
+    named = [f"{enumeration(list(map(str, pair['heads'])))} of layer {pair['layer']}" for pair in pairs]
+    these = f"(correlation {brief(ALIKE)} or more): {_first(named, 'more pairs')}"
     do = "Candidates to merge: remove one of each pair, double the other, and check the loss."
     return Advice(f"These heads add nearly the same vectors to tokens {these}.", do, "heads")
 
@@ -276,20 +266,12 @@ def _against(table: pd.DataFrame, name: str) -> Advice:
 def _dimensions(dimensions: Sequence[int]) -> str:
     if len(dimensions) > _NAMED:
         return f"{len(dimensions)} dimensions"
-    return f"Dimension{'' if len(dimensions) == 1 else 's'} {enumeration([str(each) for each in dimensions])}"
+    return f"dimension{'' if len(dimensions) == 1 else 's'} {enumeration([str(each) for each in dimensions])}"
 
 
 def _first(named: list[str], more: str) -> str:
     left = len(named) - _NAMED
     return enumeration(named[:_NAMED]) + (f" and {left} {more}" if left > 0 else "")
-
-
-def heads_that_stand_out(table: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """The heads that do nothing, and the pairs that do the same."""
-    return {
-        "idle": [{"layer": layer, "head": head} for layer, head in idle_heads(table, IDLE)],
-        "alike": [{"layer": layer, "heads": pair} for layer, *pair in alike_heads(table, ALIKE)],
-    }
 
 
 _OF_ANALYSES = (
@@ -298,27 +280,11 @@ _OF_ANALYSES = (
     f"{SINKS.name}_ablation",
     f"{SCORE.name}_concentration",
 )
-_FACTS = ("model_sha256", "dtype", "device", "sequences", "tokens", "versions")
 
 
 def content(result: Result, said: Sequence[Advice]) -> dict[str, Any]:
-    """Everything for a JSON file: lines, what to skip, and all tables as lists of rows."""
-    facts = result.facts
-    return {
-        **{name: facts[name] for name in ("model", "against", "command")},
-        "lines": [{"about": _ABOUT.get(line.figure, line.figure), "found": line.found, "do": line.do} for line in said],
-        **{name: facts[name] for name in ("skip", "heads")},
-        "tables": {name: _rows(result.tables[name]) for name in (*CHECKUP, *_OF_ANALYSES) if name in result.tables},
-        "facts": {name: facts.get(name) for name in _FACTS},
-    }
-
-
-def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a table, with None for what is missing or infinite."""
-    return [{str(name): _plain(value) for name, value in row.items()} for row in table.to_dict("records")]
-
-
-def _plain(value: Any) -> Any:
-    if pd.isna(value) or (isinstance(value, float) and math.isinf(value)):
-        return None
-    return value.item() if hasattr(value, "item") else value
+    """Everything for a JSON file: lines, what to skip with all other facts, and tables as lists of rows."""
+    names = [name for name in (*CHECKUP, *_OF_ANALYSES) if name in result.tables]
+    # What is missing or infinite is null in JSON.
+    rows = {name: json.loads(result.tables[name].to_json(orient="records", double_precision=15)) for name in names}
+    return {"lines": [line._asdict() for line in said], **result.facts, "tables": rows}

@@ -1,6 +1,8 @@
 """Heads that add the same vector to every token, and pairs of heads of a layer that add the same."""
 
 import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 import torch
@@ -8,6 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.models.blocks.block import AttentionBlock
+
+IDLE = 0.1
+"""A head is said to do nothing if its share is less than this part of an equal share of its layer's heads."""
+ALIKE = 0.9
+"""Heads are said to do the same if what they add correlates at least so much."""
 
 
 class HeadOutputs:
@@ -56,24 +63,26 @@ class HeadOutputs:
         )
 
 
-def idle_heads(table: pd.DataFrame, share: float) -> list[tuple[int, int]]:
+def idle_heads(table: pd.DataFrame, share: float = IDLE) -> list[dict[str, int]]:
     """Layer and head of the heads whose share is below this part of an equal share of their layer's heads."""
     heads = table.groupby("layer")["head"].transform("count")
     few = table[table["share"] * heads < share]
-    return list(zip(few["layer"].tolist(), few["head"].tolist(), strict=True))
+    return [
+        {"layer": layer, "head": head} for layer, head in zip(few["layer"].tolist(), few["head"].tolist(), strict=True)
+    ]
 
 
-def alike_heads(table: pd.DataFrame, correlation: float) -> list[tuple[int, int, int]]:
+def alike_heads(table: pd.DataFrame, correlation: float = ALIKE) -> list[dict[str, Any]]:
     """Layer and the two heads of each pair that correlates at least so much, as far as one of both is the other's twin."""
     close = table[table["correlation"] >= correlation]
     pairs = {
-        (layer, min(pair), max(pair))
+        (layer, *sorted(pair))
         for layer, *pair in zip(close["layer"], close["head"], close["twin"].astype(int), strict=True)
     }
-    return sorted(pairs)
+    return [{"layer": layer, "heads": pair} for layer, *pair in sorted(pairs)]
 
 
-def head_names(places: list[tuple[int, int]]) -> str:
+def head_names(heads: Sequence[Mapping[str, int]]) -> str:
     """Heads by layer, in words: `layer 3: 1, 5; layer 4: 2`."""
-    groups = itertools.groupby(places, key=lambda place: place[0])
-    return "; ".join(f"layer {layer}: {', '.join(str(head) for _, head in own)}" for layer, own in groups)
+    groups = itertools.groupby(heads, key=lambda each: each["layer"])
+    return "; ".join(f"layer {layer}: {', '.join(str(each['head']) for each in own)}" for layer, own in groups)

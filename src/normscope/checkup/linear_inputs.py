@@ -1,7 +1,5 @@
 """What the linear layers of a model read: how far the largest value is from the usual one, and in which dimensions."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pandas as pd
 import torch
@@ -13,7 +11,7 @@ from normscope.maths.massive import MASSIVE_RATIO
 
 
 class LinearInputs:
-    """Accumulates the magnitudes of the inputs of linear layers, text by text, as passes call it in place of them."""
+    """Accumulates the magnitudes of the inputs of linear layers, text by text."""
 
     def __init__(self) -> None:
         self.largest: dict[str, Float[Tensor, " input"]] = {}
@@ -21,8 +19,8 @@ class LinearInputs:
         self._medians: dict[str, list[float]] = {}
         self._layers: dict[str, int | None] = {}
 
-    def __call__(self, call: LinearCall, own: Callable[[Tensor], Tensor]) -> Tensor:
-        """Add the inputs of a call, and return its output as it is."""
+    def __call__(self, call: LinearCall) -> tuple[Tensor, Tensor]:
+        """Add the inputs of a call, which stays as it is."""
         magnitudes = call.inputs.flatten(0, -2).abs()
         largest = magnitudes.amax(dim=0)
         before = self.largest.get(call.name)
@@ -30,7 +28,7 @@ class LinearInputs:
         above = magnitudes[magnitudes > 0]  # a ReLU leaves mostly zeros, which every format has
         self._medians.setdefault(call.name, []).append(float(above.float().median()) if len(above) else 0.0)
         self._layers.setdefault(call.name, call.layer)
-        return own(call.inputs)
+        return call.inputs, call.weight
 
     def table(self) -> pd.DataFrame:
         """One row per linear layer, the largest ratio first: see `results.checkup_tables.LINEAR_INPUTS`."""

@@ -12,8 +12,8 @@ from normscope.analyses.declarations.score import SCORE
 from normscope.analyses.declarations.sinks import SINKS
 from normscope.checkup.against import differences, require_same_shape
 from normscope.checkup.figures import figures_of
-from normscope.checkup.findings import Advice, heads_that_stand_out, lines
-from normscope.checkup.heads import HeadOutputs
+from normscope.checkup.findings import Advice, lines
+from normscope.checkup.heads import HeadOutputs, alike_heads, idle_heads
 from normscope.checkup.linear_inputs import LinearInputs
 from normscope.checkup.passes import Passes
 from normscope.checkup.rounding_cost import Rounding, SkipList, costs
@@ -95,7 +95,8 @@ def measured(options: RunOptions, against: ModelOptions | None, phases: Phases) 
     tables["rounding_by_layer"] = costs(passes, judged[:TEXTS_BY_LAYER], by_layer, progress, "rounding by layer")
     if base is not None:
         tables["against"] = differences(passes, Passes(_runner(base, options, progress)), judged)
-    own = {"against": base and base.name, "skip": vars(skip), "heads": heads_that_stand_out(tables["heads"])}
+    stand_out = {"idle": idle_heads(tables["heads"]), "alike": alike_heads(tables["heads"])}
+    own = {"against": base and base.name, "skip": vars(skip), "heads": stand_out}
     found = dataclasses.replace(
         result,
         tables={name: tables[name] for name in CHECKUP if name in tables} | dict(result.tables),

@@ -1,35 +1,37 @@
 """Passes of a model and its head, with something changed in its linear layers, or from some layer on."""
 
+import bisect
 import contextlib
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
 from normscope.data.batching import Batch
-from normscope.linear.layer_calls import LayerCall, LayerCalls
+from normscope.linear.layer_calls import LayerCalls
 from normscope.models.load.interventions import InterventionRunner
+from normscope.models.observe.layer_outputs import LayerOutputs
 
-_LINEAR = (nn.Linear, Conv1D)
-"""Classes of a linear layer; the weights of the second, which is GPT-2's, are transposed."""
+_INPUTS: Mapping[Any, int] = {nn.functional.linear: 0, torch.addmm: 1}
+"""Where a function of a linear layer is given its inputs, before its weights; GPT-2's, the second, are transposed."""
 
 
 class LinearCall(NamedTuple):
     """A linear layer that is being called."""
 
     name: str
-    module: nn.Module
     layer: int | None
     """The layer of the model that is running, from 1; None outside any."""
     inputs: Float[Tensor, "*tokens input"]
+    weight: Float[Tensor, "output input"]
 
 
-Around = Callable[[LinearCall, Callable[[Tensor], Tensor]], Tensor]
-"""Called in place of a linear layer, with its own function; returns its output."""
+Around = Callable[[LinearCall], tuple[Tensor, Tensor]]
+"""Called with each call of a linear layer; returns the inputs and the weights that it uses instead."""
 
 
 class Returned(NamedTuple):
@@ -55,36 +57,26 @@ class Passes:
         self.linear = {
             name: module
             for name, module in self.whole.named_modules()
-            if module in inside and isinstance(module, _LINEAR)
+            if module in inside and isinstance(module, nn.Linear | Conv1D)
         }
         """The linear layers of the base model, by the names that they have in the model with its head."""
 
-    def run(
-        self, batch: Batch, around: Around | None = None, *, start: int = 1, outputs: dict[int, Any] | None = None
-    ) -> Returned:
+    def run(self, batch: Batch, around: Around | None = None, outputs: LayerOutputs | None = None) -> Returned:
         """Run one text.
 
         Args:
             batch: A batch of one.
-            around: What happens in place of each linear layer; nothing else by default.
-            start: The first layer to run. Those before it return what they returned in an unchanged pass.
-            outputs: What each layer returned in an unchanged pass over the same text, by layer; filled if it is empty.
+            around: What linear layers use instead of their inputs and weights; nothing else by default.
+            outputs: Keeps what layers return, or begins after one of them.
         """
         inputs = self.runner.masked_inputs(batch) if self.runner.predicts_masks else batch.model_inputs()
-        fills, vectors = outputs == {}, []
-
-        def layer(number: int, _call: LayerCall, run: Callable[[], Any]) -> Any:
-            if outputs is not None and number < start:
-                return outputs[number]
-            output = run()
-            if outputs is not None and fills:
-                outputs[number] = output
-            return output
-
-        calls = LayerCalls(self.base, batch.sequences, run=layer, places=self.runner.model.facts.places)
+        vectors: list[Tensor] = []
+        places = self.runner.model.facts.places
+        calls = LayerCalls(self.base, batch.sequences, run=(outputs or LayerOutputs()).run, places=places)
+        changed = contextlib.nullcontext() if around is None else _Changed(self.linear, around, calls)
         hook = self.base.register_forward_hook(lambda _model, _inputs, output: vectors.append(output[0]))
         try:
-            with torch.inference_mode(), calls, self._replaced(around, calls):
+            with torch.inference_mode(), calls, changed:
                 output = self.whole(**inputs)
         finally:
             hook.remove()
@@ -93,26 +85,27 @@ class Passes:
         loss = self.runner.loss(batch, inputs, output.logits)
         return Returned(loss.total / loss.tokens if loss.tokens else None, vectors[0])
 
-    @contextlib.contextmanager
-    def _replaced(self, around: Around | None, calls: LayerCalls) -> Iterator[None]:
-        """Context in which `around` is called in place of linear layers."""
-        if around is None:
-            yield
-            return
-        had = [(module, vars(module).get("forward")) for module in self.linear.values()]
-        for name, module in self.linear.items():
-            module.__dict__["forward"] = functools.partial(_called, around, name, module, module.forward, calls)
-        try:
-            yield
-        finally:
-            for module, forward in had:
-                if forward is None:
-                    del module.__dict__["forward"]
-                else:
-                    module.__dict__["forward"] = forward
 
+class _Changed(TorchFunctionMode):
+    """Linear layers with other inputs and weights, told by their weights: the model stays as it is."""
 
-def _called(
-    around: Around, name: str, module: nn.Module, own: Callable[[Tensor], Tensor], calls: LayerCalls, inputs: Tensor
-) -> Tensor:
-    return around(LinearCall(name, module, calls.number, inputs), own)
+    def __init__(self, linear: Mapping[str, nn.Module], around: Around, calls: LayerCalls) -> None:
+        super().__init__()
+        self._names = {id(module.weight): name for name, module in linear.items()}
+        self._around, self._calls = around, calls
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        at, kwargs = _INPUTS.get(function), kwargs or {}
+        if at is None or len(args) < at + 2 or id(args[at + 1]) not in self._names:
+            return function(*args, **kwargs)
+        inputs, weight = args[at : at + 2]
+        has_columns = function is torch.addmm
+        name = self._names[id(weight)]
+        inputs, weight = self._around(LinearCall(name, self._layer, inputs, weight.T if has_columns else weight))
+        return function(*args[:at], inputs, weight.T if has_columns else weight, *args[at + 2 :], **kwargs)
+
+    @property
+    def _layer(self) -> int | None:
+        """The layer that is running, or, where no module runs one, that has begun."""
+        starts = self._calls.places.starts
+        return self._calls.number if starts is None else bisect.bisect(starts, self._calls.entries) or None

@@ -13,6 +13,7 @@ from torch import Tensor
 from normscope.checkup.passes import LinearCall, Passes, Returned
 from normscope.data.batching import Batch
 from normscope.maths.quantisation import NumberFormat, rounded
+from normscope.models.observe.layer_outputs import LayerOutput, LayerOutputs
 from normscope.statistics.intervals import Interval, interval_over_texts
 from normscope.streams import Progress
 
@@ -28,7 +29,7 @@ class SkipList:
 
 
 class Rounding:
-    """Rounds linear layers, as passes call it in place of them. It keeps a copy of the weights that it rounds.
+    """Rounds the inputs and weights of linear layers. It keeps a copy of the weights that it rounds.
 
     Args:
         target: The format.
@@ -51,25 +52,16 @@ class Rounding:
         self._skipped, self.layer = skipped, layer
         self._weights: dict[str, Tensor] = {}
 
-    def __call__(self, call: LinearCall, own: Callable[[Tensor], Tensor]) -> Tensor:
-        """The output of a linear layer, of rounded inputs and weights; the bias stays as it is."""
+    def __call__(self, call: LinearCall) -> tuple[Tensor, Tensor]:
+        """The rounded inputs and weights of a linear layer; its bias stays as it is."""
         elsewhere = self.layer is not None and call.layer != self.layer
         if elsewhere or call.name in self._skipped.modules or call.name not in self._largest:
-            return own(call.inputs)
+            return call.inputs, call.weight
         dimensions = self._skipped.dimensions if call.inputs.shape[-1] == self._width else ()
         kept = torch.tensor(dimensions, dtype=torch.int64, device=call.inputs.device)
-        weight = call.module.weight
-        assert isinstance(weight, Tensor)
-        before = weight.data
         if call.name not in self._weights:
-            has_rows = isinstance(call.module, torch.nn.Linear)
-            new = rounded(before if has_rows else before.T, self._target, kept)
-            self._weights[call.name] = new if has_rows else new.T
-        weight.data = self._weights[call.name]
-        try:
-            return own(rounded(call.inputs, self._target, kept, self._largest[call.name]))
-        finally:
-            weight.data = before
+            self._weights[call.name] = rounded(call.weight, self._target, kept)
+        return rounded(call.inputs, self._target, kept, self._largest[call.name]), self._weights[call.name]
 
 
 def distance(vectors: Float[Tensor, "batch token model"], before: Float[Tensor, "batch token model"]) -> float:
@@ -94,17 +86,19 @@ def costs(
         progress: Shows how far it is.
         what: What it is doing, in words.
     """
-    # Layers before the one that is rounded return what they did, as far as a module runs each layer.
-    partial = passes.runner.model.facts.in_modules
-    texts = [(batch, dict[int, Any]() if partial else None) for batch in batches]
-    before = [passes.run(batch, outputs=outputs) for batch, outputs in texts]
+    texts = [(batch, dict[int, Any].fromkeys(range(1, passes.runner.model.layers))) for batch in batches]
+    before = [passes.run(batch, outputs=LayerOutputs(kept)) for batch, kept in texts]
     rows = []
     for axes, make in progress(variants, len(variants), what):
         rounding = make()
-        start = rounding.layer or 1 if partial else 1
-        after = [passes.run(batch, rounding, start=start, outputs=outputs) for batch, outputs in texts]
+        first = (rounding.layer or 1) - 1  # the last layer that has returned the same before
+        after = [passes.run(batch, rounding, _after(first, kept)) for batch, kept in texts]
         rows.append({**axes, **summary_of(before, after)})
     return pd.DataFrame(rows)
+
+
+def _after(layer: int, kept: Mapping[int, Any]) -> LayerOutputs | None:
+    return None if kept.get(layer) is None else LayerOutputs(after=LayerOutput(layer, kept[layer]))
 
 
 def summary_of(before: Sequence[Returned], after: Sequence[Returned]) -> dict[str, float]:

@@ -266,7 +266,7 @@ def _other_command(
         case "serve":
             return _serve, words
         case "checkup":
-            command = shlex.join([program(), *sys.argv[1:]])
+            command = f"{program()} {shlex.join(sys.argv[1:])}"
             words = command_line.checkup_words(asked, words, folder("conf") / "model")
             return functools.partial(_checkup, asked.against, command), words
         case _:

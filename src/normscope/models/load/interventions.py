@@ -20,7 +20,8 @@ from normscope.models.load.predictor import Predictor
 from normscope.models.load.task_heads import Head
 from normscope.models.observe.check import Check
 from normscope.models.observe.feed_forward import FeedForwardBlock
-from normscope.models.observe.observer import LayerOutput, Observer, Replacement
+from normscope.models.observe.layer_outputs import LayerOutput
+from normscope.models.observe.observer import Observer, Replacement
 from normscope.models.probes import embeddings_of
 from normscope.models.stored.stored_weights import is_offloaded
 from normscope.streams import Progress, no_bar

@@ -5,7 +5,6 @@ neither depth nor corpus.
 """
 
 import contextlib
-import copy
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -36,6 +35,7 @@ from normscope.models.observe.attention_function import IMPLEMENTATION, active, 
 from normscope.models.observe.cancelling import check_cancelled
 from normscope.models.observe.check import Check, PartError, PartsCheck, PassCheck
 from normscope.models.observe.feed_forward import FeedForwardBlock
+from normscope.models.observe.layer_outputs import LayerOutput, LayerOutputs
 from normscope.models.observe.layer_rerun import LayerRerun
 from normscope.models.observe.rotations import length_dependent_rotations, rotate_each_alone
 from normscope.models.probes import after_encoder, random_batch
@@ -66,15 +66,6 @@ class Replacement(NamedTuple):
         if self.tokens is None:
             return changed
         return torch.where(self.tokens(full_precision(vectors), token_mask).unsqueeze(-1), changed, vectors)
-
-
-class LayerOutput(NamedTuple):
-    """What one layer returned in an earlier pass over the same inputs."""
-
-    layer: int
-    """Counted from 1."""
-    output: Any
-    """A tensor, or a tuple or mapping that begins with the hidden vectors."""
 
 
 class Observer:
@@ -273,8 +264,7 @@ class Observer:
             on_host: The inputs in CPU memory. With them, the host knows what is padding without waiting for the device.
             replacements: New values for some dimensions of what a layer's block and residual connection read, by layer.
             whole: A model that contains the observed one; it is run instead, to its end.
-            outputs: Receives what each of its layers returns, as `after` takes it. A value stays None if no pass can begin
-                after the layer, because no module runs it or because layers leave more for later ones than what they return.
+            outputs: See `LayerOutputs.kept`.
             after: A layer and what it returned for these inputs, in a pass without replacements up to there: it and the layers
                 before it do not run again, and their blocks are not visited.
             check: How much of what is observed is compared with what the model does. Differences are found after blocks have
@@ -293,7 +283,7 @@ class Observer:
         if replacements:
             self.facts.require_starts("replaced")
         running.replacements, running.to_the_end = replacements or {}, whole is not None
-        running.outputs, running.after = outputs, after
+        running.outputs = LayerOutputs(outputs, after)
         running.checked = self.check.begin(check, running.token_mask)
         self.current = running
         try:
@@ -308,7 +298,7 @@ class Observer:
 
     def _finish(self, running: "_Pass", output: Any) -> None:
         """Check that every block was visited, and is what the model does; then visit what the model has returned."""
-        first = 1 if running.after is None else running.after.layer + 1
+        first = 1 if running.outputs.after is None else running.outputs.after.layer + 1
         missing = {layer for layer in self.wanted if layer >= first} - running.shown
         if missing:
             does = "this pass does not run it, or bends what carries on"
@@ -392,8 +382,7 @@ class _Pass:
         self.token_mask = token_mask_of(inputs, facts.stack) if token_mask is None else token_mask
         self.key_mask = inputs["attention_mask"].bool() if facts.is_cross_attention else self.token_mask
         self.replacements: Mapping[int, Replacement] = {}
-        self.outputs: dict[int, Any] | None = None
-        self.after: LayerOutput | None = None
+        self.outputs = LayerOutputs()
         self.to_the_end = False
         """Whether the pass goes on after everything has been visited."""
         self.checked: PassCheck | None = None
@@ -430,7 +419,7 @@ class _Pass:
             self._leave,
             begin=self._recogniser.begin_layer,
             end=self._recogniser.end_layer,
-            run=self._run_layer,
+            run=lambda number, call, run: self.outputs.run(number, call, run),
             places=facts.places,
         )
         self._end = observer.last_visit(networks=follows)
@@ -481,17 +470,6 @@ class _Pass:
         with without(self._recogniser):
             new = replaced.apply(vectors, self.token_mask)
         return begin(new)
-
-    def _run_layer(self, number: int, call: LayerCall, run: Callable[[], Any]) -> Any:
-        if self.outputs is not None and _shares_state(call):
-            self.outputs.update(dict.fromkeys(self.outputs))
-            self.outputs = None
-        if self.after is not None and number <= self.after.layer:
-            return _copied(self.after.output)
-        output = run()
-        if self.outputs is not None and number in self.outputs and self._observer.facts.in_modules:
-            self.outputs[number] = _copied(output)
-        return output
 
     def _leave(self, layer: int, vectors: Tensor) -> None:
         self._left = made_of(vectors)
@@ -590,20 +568,3 @@ class _Pass:
         if not self.to_the_end:
             raise StopForward
         self._recogniser.rest()
-
-
-def _copied(output: Any) -> Any:
-    """What a layer returned, with a copy of the hidden vectors, which a model may change in place."""
-    if isinstance(output, Tensor):
-        return begin(output.clone())
-    if isinstance(output, Mapping):
-        made: Any = copy.copy(output)
-        first = next(iter(output))
-        made[first] = begin(output[first].clone())
-        return made
-    return begin(output[0].clone()), *output[1:]
-
-
-def _shares_state(call: LayerCall) -> bool:
-    """Whether a layer is given an object in which it may leave something for later layers, keys and values for example."""
-    return any(isinstance(value, dict | list) for value in (*call.args, *call.kwargs.values()))
