@@ -31,12 +31,12 @@ function strongestRow({ rows, columns, values, ofTargets }) {
   return largest.indexOf(Math.max(...largest));
 }
 
-// Where a report keeps the explorer's selection: after "#explore?" in its address.
-const reportAddress = {
-  read: () => (location.hash.startsWith("#explore?") ? new URLSearchParams(location.hash.split("?")[1]) : null),
-  write: (kept) => history.replaceState(null, "", `#explore?${kept}`),
+// Where a report keeps what a section of it shows: after the section's name, such as "#explore?", in its address.
+const addressOf = (section) => ({
+  read: () => (location.hash.startsWith(`#${section}?`) ? new URLSearchParams(location.hash.split("?")[1]) : null),
+  write: (kept) => history.replaceState(null, "", `#${section}?${kept}`),
   reached: (root) => root.closest("section")?.scrollIntoView(),
-};
+});
 
 class Explorer {
   // `data` is what normscope.reporting.page.explorer.payload returns; with `paired`, the names of two, the second sentence is what
