@@ -25,9 +25,9 @@ function changeIn({ rows, columns, values }) {
 }
 
 // The row that receives most from another one; of targets, the first.
-function strongestRow({ rows, columns, values, ofTargets }) {
-  if (ofTargets) return 0;
-  const largest = rows.map((_, row) => Math.max(...Array.from(values.subarray(row * columns.length, (row + 1) * columns.length)).map((value, column) => (row === column ? 0 : Math.abs(value) || 0))));
+function strongestRow(map) {
+  if (map.ofTargets) return 0;
+  const largest = map.rows.map((_, row) => Math.max(...rowOf(map, row).map((value, column) => (row === column ? 0 : Math.abs(value) || 0))));
   return largest.indexOf(Math.max(...largest));
 }
 
@@ -369,9 +369,8 @@ class Explorer {
     const column = this.sentence.is_cross_attention ? undefined : pinned;
     this.view.markPinned(pinned, column);
     if (!this.beside.hidden) this.other.markPinned(pinned, column);
-    const received = Array.from(map.values.subarray(pinned * columns, (pinned + 1) * columns));
     const title = this.sentence.of_targets ? `Largest values of “${token}”` : `“${token}” receives from`;
-    const lists = [[`${title}${where}`, ranking(map, "columns", received)]];
+    const lists = [[`${title}${where}`, ranking(map, "columns", rowOf(map, pinned))]];
     if (!this.sentence.is_cross_attention) {
       lists.push([`“${token}” contributes to${where}`, ranking(map, "rows", map.rows.map((_, row) => map.values[row * columns + pinned]))]);
     }

@@ -102,7 +102,7 @@ class SourcesView {
     const ways = this.data.flow[this.sentence - 1].slice(0, this.sentence); // directly, then through each earlier sentence
     const size = ways[0].map((_, at) => total(ways.map((way) => Math.abs(way[at]))));
     const named = [...size.keys()].sort((one, other) => size[other] - size[one]).slice(0, FLOWING).filter((at) => size[at] > 0);
-    const groups = named.map((at) => [[...this.data.sources.map(({ source }) => source), "rest of the prompt"][at], [at]]);
+    const groups = named.map((at) => [[...this.data.sources.map(({ source }) => source), this.data.names[0]][at], [at]]);
     const left = [...size.keys()].filter((at) => size[at] > 0 && !named.includes(at));
     if (left.length) groups.push([`${left.length} others`, left]);
     const values = groups.map(([, members]) => ways.map((way) => total(members.map((at) => way[at]))));
