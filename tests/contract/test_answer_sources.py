@@ -210,6 +210,14 @@ def test_whether_removal_confirms_the_first_source(falls, said):
     assert result_of(of).sentences[0].endswith(said)
 
 
+def test_what_no_source_raises_comes_from_none():
+    named = [Source(name, name, (at,), {}) for at, name in enumerate("ab")]
+    parts, removed = np.array([[-3.0, -2, 0, 0, -9]]), np.full((1, 2), np.nan)
+    of = SourcedAnswer(named, ["So"], [1], "", parts, np.array([-14.0]), 0.0, {}, removed, [], "", "", 1, 4)
+    said = "“So” comes from no source; “b” lowers it least: it adds −2.00 to the log-probability."
+    assert result_of(of).sentences[0] == said
+
+
 @pytest.mark.parametrize(
     ("against", "said"),
     [("", "“So” comes"), (" no", "“So” rather than “no” comes"), ("\n", "“So” rather than white space")],
@@ -243,8 +251,8 @@ def test_an_instruction_in_a_source_is_warned_of(model):
             r"passage 1: “zzz qqq” does not occur in the prompt; nothing in it is similar; write \{sources\}",
         ),
         ("chat", "sources=chat: expected a conversation"),
-        ("pages", "sources=pages: expected passages, or one of chat, sentences, words"),
-        ([" "], "expected at least one passage with text"),
+        ("pages", "sources=pages: expected passages, or one of chat, paragraphs, sentences, words"),
+        ([" "], "sources: passage 1: expected a passage with text, got an empty one"),
     ],
 )
 def test_passages_that_cannot_be_found(model, passages, said):
@@ -252,7 +260,22 @@ def test_passages_that_cannot_be_found(model, passages, said):
         normscope.sources(model, PROMPT, passages, answer=ANSWER)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "names"),
+    [
+        ("the lady\ncracked\n\nthree eggs\n \nthe film", ["1 the lady cracked", "2 three eggs", "3 the film"]),
+        ("the lady。cracked\n\nthree eggs", ["1 the lady。", "2 cracked", "3 three eggs"]),
+        ("the lady cracked", ["1 the", "2 lady", "3 cracked"]),
+    ],
+)
+def test_a_prompt_is_divided_into_what_it_has_several_of(model, prompt, names):
+    found = normscope.sources(model, prompt, answer=ANSWER, check="none")
+    assert found.table["source"].tolist() == names
+
+
 def test_other_bad_input(model):
+    with pytest.raises(InputError, match="against: expected another answer, got the answer itself, ' onions the film'"):
+        normscope.sources(model, PROMPT, PASSAGES, answer=ANSWER, against=ANSWER)
     with pytest.raises(InputError, match="exceed 30 tokens, the limit of tiny"):
         normscope.sources(model, PROMPT, PASSAGES, answer=ANSWER * 20)
     with pytest.raises(InputError, match="longer than 30 tokens"):

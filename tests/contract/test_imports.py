@@ -149,6 +149,7 @@ ALLOWED = {
         "reporting.page.explorer",
         "reporting.page.live_page",
         "reporting.page.report",
+        "reporting.page.source_view",
         "results",
         "running.options",
         "running.progress",

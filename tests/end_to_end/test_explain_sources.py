@@ -68,6 +68,8 @@ def test_bad_input(capsys, monkeypatch, tmp_path, folder, saved_model, passages)
     model = f"model.name={folder}"
     assert "does not occur in the prompt" in refused("Some text", f"sources={passages}", "answer= a", model)
     assert "expected a file, a folder, or one of chat" in refused("Some text", "sources=nowhere", model)
+    assert "sources: expected a file, a folder, or one of chat" in refused("Some text", "--sources", "", model)
+    assert "set dataset=text and dataset.chat_template=true" in refused("Some text", "sources=chat", model)
     assert "check=some: expected one of top, all, none" in refused("Some text", "sources=words", "check=some", model)
     assert "sentences=no: expected a whole number" in refused("Some text", "sources=words", "sentences=no", model)
     assert "gives no answer; set model to a causal" in refused(

@@ -441,6 +441,25 @@ def test_a_page_is_saved_and_shows_the_same_without_a_server(tab, browser, tmp_p
 
 @pytest.mark.slow
 @needs_browser
+def test_an_answer_is_shown_with_its_sources(tab, models):
+    assert tab.run(
+        "document.querySelector('[name=sources]').closest('label').hidden"
+    )  # the first model gives no answer
+    choose(tab, "model", "3")
+    tab.type("textarea", "The bridge was closed. We swam.")
+    tab.click("[name=sources]")
+    tab.until("document.querySelectorAll('#sources-root .source-list li').length === 2 * 3")
+    found = normscope.sources(models[2], "The bridge was closed. We swam.")
+    named = tab.run("[...document.querySelectorAll('.source-name b')].map((each) => each.textContent)")
+    assert named == found.table.sort_values("part", ascending=False, kind="stable")["source"].tolist()
+    assert tab.run("document.querySelector('#answer-findings li').textContent") == found.sentences[0]
+    tab.run("location.hash = '#text=We+swam.&model=1&sources=1'")
+    tab.until("document.querySelector('#answer-findings').textContent.includes('gives no answer')")
+    assert not tab.run("document.querySelector('#sources-root').checkVisibility()")
+
+
+@pytest.mark.slow
+@needs_browser
 def test_a_conversation_is_typed(tab, models):
     text = "system: be brief.\nuser: We swam.\nassistant: We crossed the river."
     assert tab.run("document.querySelector('[name=chat]').closest('label').hidden")  # the first model has no template

@@ -12,8 +12,9 @@ from tests.end_to_end.bad_input.spoil import spoiled
 
 def test_an_address_is_read():
     given = {"text": "a", "before": "", "model": "2", "compare": "1", "chat": "1", "level": "word", "through": "1"}
+    given["sources"] = "1"
     shown = {"target": "x", "against": "y"} | dict.fromkeys(SHOWN, "3")
-    assert read_state(given | shown, 2) == State("a", "", 2, 1, True, Level.word, True, "x", "y")
+    assert read_state(given | shown, 2) == State("a", "", 2, 1, True, Level.word, True, True, "x", "y")
     assert read_state({}, 1) == State()
 
 

@@ -199,6 +199,22 @@ def test_predictions_are_those_of_the_whole_checkpoint(tokenizer, tmp_path, auto
     assert session.engine.close(5)
 
 
+def test_the_sources_of_an_answer_are_those_of_the_whole_text(tokenizer, tmp_path, client):
+    model = normscope.load(str(saved(AutoModelForCausalLM, "gpt2", tokenizer, tmp_path)), device="cpu")
+    session = Session([model], 4)
+    text = "We swam.\n\nThe bridge was closed.\n\nWhat was closed?"
+    shown = asked(client_of(session), "sources", text=text, sources="1")
+    found = normscope.sources(normscope.load(str(tmp_path), device="cpu"), text)
+    assert [each["source"] for each in shown["sources"]] == found.table["source"].tolist()
+    np.testing.assert_allclose(np.sum(shown["parts"], axis=0), found.table["part"], rtol=1e-4, atol=1e-5)
+    assert shown["findings"] == found.sentences
+    assert json.loads(session.saved({"text": text, "sources": "1"})["answers"]["sources 0"]) == shown
+    assert "sources 0" not in session.saved({"text": text})["answers"]
+    assert [each["answers"] for each in session.about()["models"]] == [True]
+    session.engine.close(1)
+    assert "gives no answer" in ask(client, "sources", text=text).json()["error"]
+
+
 @pytest.mark.slow
 def test_an_embedding_and_the_similarity_of_two(saved_model, tmp_path):
     folder = sentence_encoder(saved_model, tmp_path / "encoder")

@@ -1,11 +1,13 @@
 """Passages in files, instructions among their sentences, and what a command line asks about sources."""
 
+import itertools
 import json
 
 import pytest
 
 from normscope.cli import command_line
 from normscope.data.instructions import instructions_in
+from normscope.data.segmentation import spans_of_paragraphs
 from normscope.data.source_files import PROMPT, read_sources
 from normscope.errors import InputError
 from normscope.running.options import SCHEMA
@@ -25,6 +27,15 @@ def test_blank_lines_separate_passages(tmp_path):
     path = tmp_path / "passages.txt"
     path.write_text("One\nline.\n\n \nTwo.\n")
     assert dict(read_sources(path).passages) == {"1 One line.": "One\nline.", "2 Two.": "Two."}
+
+
+@pytest.mark.parametrize("text", ["One\nline.\n\n \nTwo. 2.\n", "\n\n a ", "a\r\n\r\nb\n\n", " \n", ""])
+def test_paragraphs_are_what_lies_between_blank_lines(text):
+    """By lines: a paragraph is a run of lines with text."""
+    runs = itertools.groupby(text.splitlines(), key=lambda line: bool(line.strip()))
+    expected = ["\n".join(lines).strip() for has_text, lines in runs if has_text]
+    found = [text[slice(*span)] for span in spans_of_paragraphs(text)]
+    assert ["\n".join(each.splitlines()) for each in found] == expected
 
 
 def test_questions_with_documents(tmp_path):
@@ -63,7 +74,7 @@ def test_rows_that_cannot_be_read(tmp_path, content, row, said):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(InputError, match="expected a file, a folder, or one of chat, sentences, words"):
+    with pytest.raises(InputError, match="expected a file, a folder, or one of chat, paragraphs, sentences, words"):
         read_sources(tmp_path / "none")
     (tmp_path / "a.txt").write_bytes(b"\xff")
     with pytest.raises(InputError, match=r"a.txt: expected a text in UTF-8"):

@@ -38,7 +38,9 @@ Passages = TypeAliasType(
     "Passages",
     Annotated[
         str | list[str] | Mapping[str, str],
-        Expected("'chat', 'sentences' or 'words', a list of passages, or a dict with their names as keys"),
+        Expected(
+            "'chat', 'paragraphs', 'sentences' or 'words', a list of passages, or a dict with their names as keys"
+        ),
     ],
 )
 """Passages of a prompt, by name or in order, or what a string stands for."""
@@ -59,13 +61,13 @@ _FIRST_TOLD_APART = 512
 class SourcesCall(NamedTuple):
     """The arguments of `sources`, but for the model and the prompt."""
 
-    passages: Mapping[str, str] | Sequence[str] | str | None
-    answer: str | list[int] | None
-    against: str | list[int] | None
-    check: Removed
-    sentences: int | None
-    tokens: int
-    seed: int
+    passages: Mapping[str, str] | Sequence[str] | str | None = None
+    answer: str | list[int] | None = None
+    against: str | list[int] | None = None
+    check: Removed = Removed.top
+    sentences: int | None = None
+    tokens: int = 40
+    seed: int = 0
 
 
 @checked
@@ -94,8 +96,8 @@ def sources(
         model: A causal language model; see `load`.
         prompt: A text, or a conversation. If the assistant says its last message, that is the answer.
         passages: Texts that occur in the prompt, as a list or by name; or `chat` for the messages of a conversation,
-            `sentences` or `words`. By default, the messages of a conversation; otherwise the sentences of a text, or the words
-            of a single one.
+            `paragraphs` (with blank lines between them), `sentences` or `words`. By default, the messages of a conversation;
+            otherwise the paragraphs of a text if there are three or more, else its sentences, or the words of a single one.
         answer: A text, including any leading space, or token ids; by default, the model's own answer.
         against: Another answer, whose log-probability is subtracted: parts then say why this answer and not that one. Or
             `runner-up`: the answer that begins with the most likely other token.
@@ -135,6 +137,11 @@ def sources(
     return sources_with_progress(model, prompt, asked, no_bar)
 
 
+def gives_answers(model: LoadedModel) -> bool:
+    """Whether a model has answers whose sources can be found: whether it is a causal language model."""
+    return model.next_token_head is not None and not model.facts.reads_target
+
+
 @exclusive
 def sources_with_progress(model: LoadedModel, prompt: object, asked: SourcesCall, progress: Progress) -> Result:
     """See `sources`.
@@ -142,7 +149,7 @@ def sources_with_progress(model: LoadedModel, prompt: object, asked: SourcesCall
     Args:
         progress: Shows how many passes have run.
     """
-    if model.next_token_head is None or model.facts.reads_target:
+    if not gives_answers(model):
         raise InputError(
             f"answer: {model.name} predicts no next token, so it gives no answer; set model.name to a causal language model, "
             "such as gpt2"
@@ -158,6 +165,8 @@ def sources_with_progress(model: LoadedModel, prompt: object, asked: SourcesCall
     if asked.against is not None:
         other = runner_up(model, batch, sides[0].answer) if asked.against == RUNNER_UP else asked.against
         sides.append(_side(model, prompt, batch, Answer(other), 1, progress))
+        if sides[0].answer == sides[1].answer:
+            raise InputError(f"against: expected another answer, got the answer itself, {other!r:.80}")
     sourced = _sourced(model, found, sides, asked, progress)
     about = described(
         model,

@@ -32,6 +32,7 @@ from normscope.maths.partition import Partition
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.task_heads import Head
 from normscope.models.load.text_batches import say_once, tokens_after
+from normscope.models.observe.cancelling import check_cancelled
 from normscope.rounding import counted
 from normscope.running.token_maps import patched_image
 
@@ -337,6 +338,7 @@ def _continued(model: LoadedModel, head: PreTrainedModel, prompt: Batch, longest
     answer: list[int] = []
     with torch.inference_mode():
         while len(answer) < limit and (not answer or answer[-1] not in last):
+            check_cancelled()
             answer.append(int(head(**inputs).logits[0, -1].argmax()))
             added, shape = {"input_ids": inputs["input_ids"].new_tensor([answer[-1:]])}, inputs["input_ids"].shape
             inputs = {

@@ -3,25 +3,23 @@
 import difflib
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from normscope.data.instructions import instructions_in
-from normscope.data.segmentation import spans_of_sentences
+from normscope.data.segmentation import spans_of_paragraphs, spans_of_sentences
+from normscope.data.source_files import KINDS, beginning
 from normscope.data.tokenization import Span, owners_of
 from normscope.errors import InputError, printable
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import is_messages, messages_in, parts_of, places_of_tokens
 from normscope.rounding import counted
 
-KINDS = ("chat", "sentences", "words")
-"""What a string stands for: the messages of a conversation, or the sentences or words of the prompt."""
-
 _BREAK = "\0"
 """Between messages of a conversation, or texts of a pair: no passage extends over it."""
+_PASSAGE_AND_QUESTION = 2
 _SHOWN = 60
 """Characters of a passage in messages."""
-_LONGEST_NAME = 40
 _COMPARED = 300, 50_000
 """Characters of a passage and of the prompt in which the nearest match is looked for, which takes their product."""
 
@@ -60,7 +58,7 @@ def found_sources(
     tokens = [place and (begins[place[0]] + place[1], begins[place[0]] + place[2]) for place in places]
     whole = _BREAK.join(parts)
     if asked is None:
-        asked = "chat" if is_messages(text) else "sentences" if len(spans_of_sentences(parts[-1])) > 1 else "words"
+        asked = "chat" if is_messages(text) else _kind_of(parts[-1])
     if isinstance(asked, str):
         named = _of_kind(asked, text, parts, begins)
     else:
@@ -95,12 +93,12 @@ def _members(tokens: Sequence[Span | None], spans: Sequence[Span]) -> list[tuple
 
 
 def _of_kind(kind: str, text: object, parts: Sequence[str], begins: Sequence[int]) -> list[tuple[str, Span]]:
-    """The messages, sentences or words of a prompt, with their numbers as part of their names."""
+    """The messages, paragraphs, sentences or words of a prompt, with their numbers as part of their names."""
     if kind not in KINDS:
         raise InputError(f"sources={printable(kind, _SHOWN)}: expected passages, or one of {', '.join(KINDS)}")
     if kind == "chat":
         if not is_messages(text):
-            raise InputError("sources=chat: expected a conversation, got a plain text; set dataset.chat_template=true")
+            raise InputError("sources=chat: expected a conversation, got a plain text")
         roles = [message.role for message in messages_in(text)]
         return [
             (f"{number} {role}", (start, start + len(part)))
@@ -111,11 +109,20 @@ def _of_kind(kind: str, text: object, parts: Sequence[str], begins: Sequence[int
         for start, part in zip(begins, parts, strict=False)
         for first, last in _spans(kind, part)
     ]
-    return [(f"{number} {printable(unit, _LONGEST_NAME)}", span) for number, (unit, span) in enumerate(units, start=1)]
+    return [(f"{number} {beginning(unit)}", span) for number, (unit, span) in enumerate(units, start=1)]
 
 
-def _spans(kind: str, part: str) -> Iterable[Span]:
-    return spans_of_sentences(part) if kind == "sentences" else (word.span() for word in re.finditer(r"\S+", part))
+def _spans(kind: str, part: str) -> list[Span]:
+    if kind == "words":
+        return [word.span() for word in re.finditer(r"\S+", part)]
+    return spans_of_paragraphs(part) if kind == "paragraphs" else spans_of_sentences(part)
+
+
+def _kind_of(text: str) -> str:
+    """What a prompt is divided into if nobody says: paragraphs, if there are several and a question; else its sentences."""
+    if len(spans_of_paragraphs(text)) > _PASSAGE_AND_QUESTION:
+        return "paragraphs"
+    return "sentences" if len(spans_of_sentences(text)) > 1 else "words"
 
 
 def _located(passages: Mapping[str, str], whole: str) -> list[tuple[str, Span]]:
@@ -127,7 +134,7 @@ def _located(passages: Mapping[str, str], whole: str) -> list[tuple[str, Span]]:
     places: dict[str, Span] = {}
     for name in sorted(passages, key=lambda name: -len("".join(passages[name].split()))):
         if not passages[name].strip():
-            continue
+            raise InputError(f"sources: {name}: expected a passage with text, got an empty one")
         occurrences = _occurrences(passages[name], whole)
         if not occurrences:
             nearest = _nearest(passages[name], whole)

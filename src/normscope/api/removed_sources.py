@@ -11,6 +11,7 @@ from normscope.api.first_position import neutral_tokens, with_first
 from normscope.data.batching import Batch
 from normscope.maths.log_probabilities import log_probabilities
 from normscope.models.load.loaded import LoadedModel
+from normscope.models.observe.cancelling import check_cancelled
 
 _POSITIONS = "position_ids"
 
@@ -39,6 +40,7 @@ def answer_without(
         answer: The tokens of the answer.
         removed: Positions that are masked out of attention.
     """
+    check_cancelled()
     head = model.next_token_head
     assert head is not None
     inputs = dict(batch.model_inputs())

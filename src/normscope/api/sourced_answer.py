@@ -216,7 +216,8 @@ def _findings(of: SourcedAnswer) -> Iterator[str]:
     than = f" rather than {f'“{against}”' if against else 'white space'}" if of.against else ""
     answer = printable("".join(of.sentences).strip(), _SHOWN)
     adds = f"it adds {number(value, signed=True)} to the log-probability"
-    yield f"“{answer}”{than} comes most from “{name}”: {adds}.{_confirmed(of)}"
+    comes = f"comes most from “{name}”" if value > 0 else f"comes from no source; “{name}” lowers it least"
+    yield f"“{answer}”{than} {comes}: {adds}.{_confirmed(of) if value > 0 else ''}"
     if of.rank_correlation is not None:
         yield (
             f"Over the {len(of.removed)} sources that were removed, the rank correlation of their parts with what removing "

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import regex
@@ -142,12 +142,19 @@ def spans_of_sentences(document: str) -> list[Span]:
     A blank line ends a sentence; a single line break does not.
     """
     cuts = {0, len(document), *_ends(document)}
-    start = 0
-    for blank in (*_BLANK_LINE.finditer(document), None):
-        end = len(document) if blank is None else blank.start()
+    for start, end in spans_of_paragraphs(document):
         cuts |= {start, *(start + cut for cut in _cuts(document[start:end]))}
-        start = len(document) if blank is None else blank.end()
-    spans = itertools.pairwise(sorted(cuts))
+    return _visible(document, itertools.pairwise(sorted(cuts)))
+
+
+def spans_of_paragraphs(document: str) -> list[Span]:
+    """Where the texts between blank lines lie, without white space around them."""
+    blanks = (edge for blank in _BLANK_LINE.finditer(document) for edge in blank.span())
+    edges = [0, *blanks, len(document)]
+    return _visible(document, zip(edges[::2], edges[1::2], strict=True))
+
+
+def _visible(document: str, spans: Iterable[Span]) -> list[Span]:
     return [visible(document, span) for span in spans if document[slice(*span)].strip()]
 
 

@@ -1,15 +1,17 @@
 """The passages of a prompt in files: a folder of texts, a text with blank lines between them, or questions with documents."""
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from normscope.data.segmentation import spans_of_paragraphs
 from normscope.errors import InputError, printable
 from normscope.rounding import counted
 from normscope.untrusted.plain_data import parsed_json, text_in
 
+KINDS = ("chat", "paragraphs", "sentences", "words")
+"""What needs no file: the messages of a conversation, or the paragraphs, sentences or words of the prompt."""
 PLACE = "{sources}"
 """Where a prompt has its passages."""
 QUESTION = "{question}"
@@ -17,7 +19,6 @@ QUESTION = "{question}"
 PROMPT = f"{PLACE}\n\nQuestion: {QUESTION}\nAnswer:"
 """The prompt of a question with documents, if no other is given."""
 
-_BLANK_LINES = re.compile(r"\n[ \t]*\n\s*")
 _NAME = 40
 
 
@@ -55,18 +56,20 @@ def read_sources(path: Path, row: int = 1) -> PromptFile:
     elif path.suffix == ".jsonl":
         found = _row(path, row)
     elif path.is_file():
-        parts = [part for part in _BLANK_LINES.split(text_in(path, f"sources={path}")) if part.strip()]
-        found = PromptFile({f"{number} {_begins(part)}": part for number, part in enumerate(parts, start=1)})
+        text = text_in(path, f"sources={path}")
+        parts = [text[slice(*span)] for span in spans_of_paragraphs(text)]
+        found = PromptFile({f"{number} {beginning(part)}": part for number, part in enumerate(parts, start=1)})
     else:
         raise InputError(
-            f"sources={path}: expected a file, a folder, or one of chat, sentences, words; there is no such file"
+            f"sources={path}: expected a file, a folder, or one of {', '.join(KINDS)}; there is no such file"
         )
     if not any(passage.strip() for passage in found.passages.values()):
         raise InputError(f"sources={path}: expected at least one passage, got none")
     return found
 
 
-def _begins(passage: str) -> str:
+def beginning(passage: str) -> str:
+    """What names a passage that has no other name."""
     return printable(" ".join(passage.split()), _NAME)
 
 
@@ -99,4 +102,4 @@ def _document(where: str, number: int, document: Any) -> tuple[str, str]:
         title, text = str(document.get("title") or ""), document.get("text")
     if not isinstance(text, str):
         raise InputError(f"{where}: expected document {number} to be a text, or an object with a `text`")
-    return f"{number} {printable(title, _NAME) if title else _begins(text)}", text
+    return f"{number} {printable(title, _NAME) if title else beginning(text)}", text

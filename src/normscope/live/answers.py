@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from normscope.api.answer_sources import SourcesCall, sources_with_progress
 from normscope.api.attributed_maps import attribution_maps
 from normscope.api.attributed_scores import attribute
 from normscope.api.attribution import rounding
@@ -17,16 +18,18 @@ from normscope.errors import InputError
 from normscope.live.engine import Turn
 from normscope.live.predictions import Prediction, prediction_of
 from normscope.live.request import Side
-from normscope.live.texts import Limit, Read, read, units_of
+from normscope.live.texts import Limit, Read, as_given, read, units_of
 from normscope.maths.choices import AttentionRule
 from normscope.models.load.loaded import LoadedModel
 from normscope.models.load.text_batches import batch_from_texts
 from normscope.models.stored.logit_meaning import LogitMeaning
 from normscope.reporting.page.explorer import packed, packed_maps, pairs_payload
+from normscope.reporting.page.source_view import sources_payload
 from normscope.results.maps import TokenMap
 from normscope.results.result import Result
 from normscope.results.token_labels import label, labels
 from normscope.rounding import begun, brief_share, counted, number, percentage
+from normscope.streams import no_bar
 
 _LARGEST = 1_500_000
 """Values of token maps in one answer, about 3 MB; single heads are left out beyond it."""
@@ -222,6 +225,17 @@ class Answers:
         found = compared_texts(model, parts_of(side.text, "query"), parts_of(other, "document"))
         (shown,) = pairs_payload(found.explorer().pairs)
         return dict(shown)
+
+    def sources(self, side: Side, _turn: Turn) -> dict[str, Any]:
+        """The model's answer to a text, which is not truncated because questions come last, and what of the text it comes from.
+
+        Raises:
+            InputError: If the model gives no answer, or the text is empty or too long for the model.
+        """
+        model = self._model(side)
+        given = as_given(model, side.text, chat=side.chat)
+        found = sources_with_progress(model, given, SourcesCall(), no_bar)
+        return {"findings": list(map(str, found.sentences)), **sources_payload(found)}
 
     def _first_position(
         self, side: Side, parts: Result, aim: Any, against: str | int | None, turn: Turn

@@ -17,11 +17,11 @@ LONGEST_TEXT = 100_000
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 Short = Annotated[str, Field(max_length=200)]
 
-SHOWN = ("sentence", "layer", "head", "measure", "minus", "scale", "token", "log", "hideSelf", "words")
-"""What the explorer keeps in the address. The page alone reads it."""
+SHOWN = ("sentence", "layer", "head", "measure", "minus", "scale", "token", "log", "hideSelf", "words", "said")
+"""What the explorer, and the answer with its sources (`said`), keep in the address. The page alone reads it."""
 _Shown = dataclasses.make_dataclass("_Shown", [(name, Text, "") for name in SHOWN])
 
-Part = Literal["maps", "chained", "carried", "prediction", "heads", "pair"]
+Part = Literal["maps", "chained", "carried", "prediction", "heads", "pair", "sources"]
 PARTS: Mapping[Part, tuple[str, ...]] = {
     "maps": ("level",),
     "chained": ("level",),
@@ -29,6 +29,7 @@ PARTS: Mapping[Part, tuple[str, ...]] = {
     "prediction": ("target", "against", "level"),
     "heads": ("target", "against"),
     "pair": ("before", "compare"),
+    "sources": (),
 }
 """All parts of the page, and what each depends on besides the text and the model: fields of `State`."""
 
@@ -61,6 +62,8 @@ class State:
     level: Level = Level.token
     through: bool = False
     """Whether to add maps from the input up to each layer."""
+    sources: bool = False
+    """Whether to add the model's answer to the text, and its sources."""
     target: Short = ""
     """The answer that is attributed; empty for the most likely one."""
     against: Short = ""

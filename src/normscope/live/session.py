@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from normscope.api.answer_sources import gives_answers
 from normscope.errors import InputError, cut, message
 from normscope.live.answers import Answers, image_explained
 from normscope.live.engine import Ask, Engine
@@ -112,14 +113,14 @@ class Session:
         for side in range(sides):
             parts += [("maps", side), *([("prediction", side)] if side else [])]
             parts += [("chained", side), ("carried", side)] if state.get("through") == "1" else []
-        parts += [("heads", 0), ("pair", 0)]
+        parts += [("heads", 0), ("pair", 0), *([("sources", 0)] if state.get("sources") == "1" else [])]
         found: dict[tuple[str, int], Any] = {}
         for part, side in progress(parts, len(parts), "parts of the page"):
             if part in ("chained", "carried") and found["maps", side]["maps"] is None:
                 continue
             first = found.get(("prediction", 0), {}) if part == "prediction" else {}
             aimed = {name: first[name] for name in ("target", "against") if "scores" in first and first[name]}
-            optional = part in ("heads", "pair") or (part == "prediction" and side > 0)
+            optional = part in ("heads", "pair", "sources") or (part == "prediction" and side > 0)
             # As on the page, what a model has not is left out.
             with contextlib.suppress(*([InputError] if optional else [])):
                 found[part, side] = self.answer({"part": part, "side": side, "state": {**state, **aimed}}).result()
@@ -169,6 +170,7 @@ def _about(model: LoadedModel) -> dict[str, Any]:
         "heads": model.facts.heads,
         "mask": model.tokenizer.mask_token,
         "two": model.facts.reads_target,
+        "answers": gives_answers(model),
         "chats": bool(model.tokenizer.chat_template) and model.tokenizer.is_fast,
         "opening": opening(model),
     }

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from normscope.api.answer_sources import RUNNER_UP, SourcesCall, sources_with_progress
-from normscope.api.prompt_sources import KINDS
-from normscope.data.source_files import PROMPT, PromptFile, read_sources
+from normscope.data.source_files import KINDS, PROMPT, PromptFile, read_sources
 from normscope.errors import InputError
 from normscope.live.explaining import PAGE
 from normscope.live.texts import as_given, require_kind
@@ -34,26 +33,30 @@ def show_sources(options: RunOptions, prompt: str | None, asked: Mapping[str, st
         InputError: If an argument is invalid, or the model gives no answer.
     """
     wanted, given = asked.get("sources"), PromptFile({})
+    if wanted == "":
+        raise InputError(f"sources: expected a file, a folder, or one of {', '.join(KINDS)}, got nothing")
     if wanted is not None and (wanted not in KINDS or Path(wanted).exists()):
         given = read_sources(Path(wanted), _whole("row", asked.get("row", "1")))
     if prompt is None and given.question is None:
         raise InputError("explain: expected a prompt, or sources=FILE.jsonl with questions and documents")
-    if (check := asked.get("check", "top")) not in list(Removed):
+    if (check := asked.get("check", Removed.top)) not in list(Removed):
         raise InputError(f"check={check[:40]}: expected one of {', '.join(Removed)}")
+    chat = bool(options.dataset.chat_template)
+    if wanted == "chat" and not chat:
+        raise InputError("sources=chat: expected a conversation; set dataset=text and dataset.chat_template=true")
     arguments = SourcesCall(
         passages=given.passages or wanted,
         answer=_text("answer", asked.get("answer", given.answer or GENERATED)),
         against=_text("against", asked.get("against", GENERATED)),
         check=Removed(check),
-        sentences=_whole("sentences", asked["sentences"]) if "sentences" in asked else None,
-        tokens=_whole("tokens", asked.get("tokens", "40")),
         seed=options.seed,
+        **{key: _whole(key, asked[key]) for key in ("sentences", "tokens") if key in asked},
     )
     with Phases([Phase.MODEL, Phase.TEXT], shown=options.verbosity is not Verbosity.quiet) as phases:
         model = load(options.model, options.device)
         typed = PROMPT if prompt is None else prompt
         require_kind(model, typed)
-        text = as_given(model, typed, chat=bool(options.dataset.chat_template))
+        text = as_given(model, typed, chat=chat)
         if isinstance(text, list):
             text = [{**message, "content": given.filled(message["content"])} for message in text]
         elif isinstance(text, str):

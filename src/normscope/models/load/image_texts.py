@@ -22,7 +22,7 @@ from normscope.errors import InputError, one_line
 from normscope.linear.layer_calls import LayerCall
 from normscope.linear.provenance import begin_vectors
 from normscope.linear.rules import tensors_in
-from normscope.models.load.input_reading import arguments_of, opened, shown_pixels
+from normscope.models.load.input_reading import arguments_of, opened, read_before, shown_pixels
 from normscope.models.load.vectors import Around, given_to, noise, on_call
 from normscope.models.observe.attention_function import unobserved
 from normscope.models.probes import embeddings_of
@@ -213,14 +213,8 @@ class ImageTextReader:
         return ids[0].tolist(), own
 
     def again(self, number: int) -> OwnInput:
-        """What was read before, by its number.
-
-        Raises:
-            InputError: If it was read in an earlier process, from whose checkpoint this one goes on.
-        """
-        if number not in self._given:
-            raise InputError("an image that was read before the run was interrupted is needed again; start a new run")
-        return self.read(*self._given[number])[1]
+        """What was read before, by its number; see `read_before`."""
+        return self.read(*read_before(self._given, number))[1]
 
     def _prepared(self, text: str, images: Sequence[Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Token ids, and those of the model's other keyword arguments that the processor makes."""

@@ -6,7 +6,7 @@ import io
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from normscope.errors import InputError, describe_type, one_line
 from normscope.models.load.any_module import PlainModule
 from normscope.models.load.vectors import Geometry, Positions
 
+T = TypeVar("T")
 Processor = BaseImageProcessor | SequenceFeatureExtractor | ProcessorMixin | Callable[[Any], Mapping[str, Any]]
 """A processor of transformers, or a function of an image that returns keyword arguments of the model."""
 
@@ -220,14 +221,19 @@ class InputReader:
         return shown_pixels(images[0][0].double().cpu().numpy().transpose(1, 2, 0), self.processor)
 
     def again(self, number: int) -> OwnInput:
-        """An input that was read before, by its number.
+        """An input that was read before, by its number; see `read_before`."""
+        return self.read(read_before(self._given, number))
 
-        Raises:
-            InputError: If it was read in an earlier process, from whose checkpoint this one goes on.
-        """
-        if number not in self._given:
-            raise InputError("an input that was read before the run was interrupted is needed again; start a new run")
-        return self.read(self._given[number])
+
+def read_before(given: Mapping[int, T], number: int) -> T:
+    """What a reader was given, by the number of what it made of it.
+
+    Raises:
+        InputError: If it was read in an earlier process, from whose checkpoint this one goes on.
+    """
+    if number not in given:
+        raise InputError("an input that was read before the run was interrupted is needed again; start a new run")
+    return given[number]
 
 
 def shown_pixels(values: np.ndarray, processor: Any) -> np.ndarray:

@@ -25,18 +25,18 @@ function changeIn({ rows, columns, values }) {
 }
 
 // The row that receives most from another one; of targets, the first.
-function strongestRow({ rows, columns, values, ofTargets }) {
-  if (ofTargets) return 0;
-  const largest = rows.map((_, row) => Math.max(...Array.from(values.subarray(row * columns.length, (row + 1) * columns.length)).map((value, column) => (row === column ? 0 : Math.abs(value) || 0))));
+function strongestRow(map) {
+  if (map.ofTargets) return 0;
+  const largest = map.rows.map((_, row) => Math.max(...rowOf(map, row).map((value, column) => (row === column ? 0 : Math.abs(value) || 0))));
   return largest.indexOf(Math.max(...largest));
 }
 
-// Where a report keeps the explorer's selection: after "#explore?" in its address.
-const reportAddress = {
-  read: () => (location.hash.startsWith("#explore?") ? new URLSearchParams(location.hash.split("?")[1]) : null),
-  write: (kept) => history.replaceState(null, "", `#explore?${kept}`),
+// Where a report keeps what a section of it shows: after the section's name, such as "#explore?", in its address.
+const addressOf = (section) => ({
+  read: () => (location.hash.startsWith(`#${section}?`) ? new URLSearchParams(location.hash.split("?")[1]) : null),
+  write: (kept) => history.replaceState(null, "", `#${section}?${kept}`),
   reached: (root) => root.closest("section")?.scrollIntoView(),
-};
+});
 
 class Explorer {
   // `data` is what normscope.reporting.page.explorer.payload returns; with `paired`, the names of two, the second sentence is what
@@ -369,9 +369,8 @@ class Explorer {
     const column = this.sentence.is_cross_attention ? undefined : pinned;
     this.view.markPinned(pinned, column);
     if (!this.beside.hidden) this.other.markPinned(pinned, column);
-    const received = Array.from(map.values.subarray(pinned * columns, (pinned + 1) * columns));
     const title = this.sentence.of_targets ? `Largest values of “${token}”` : `“${token}” receives from`;
-    const lists = [[`${title}${where}`, ranking(map, "columns", received)]];
+    const lists = [[`${title}${where}`, ranking(map, "columns", rowOf(map, pinned))]];
     if (!this.sentence.is_cross_attention) {
       lists.push([`“${token}” contributes to${where}`, ranking(map, "rows", map.rows.map((_, row) => map.values[row * columns + pinned]))]);
     }

@@ -71,6 +71,11 @@ function wordValues(values, m, rows, columns) {
   return result;
 }
 
+// What a row of a map has in each column.
+function rowOf({ values, columns }, row) {
+  return Array.from(values.subarray(row * columns.length, (row + 1) * columns.length));
+}
+
 // Each row divided by its sum, so that measures with different units can be compared.
 function rowShares(values, m) {
   const shares = Float64Array.from(values);

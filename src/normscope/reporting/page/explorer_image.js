@@ -17,7 +17,7 @@ class ImageView {
     const source = `data:image/png;base64,${png}`;
     const original = make("figure", {}, make("figcaption", {}, "image"), make("div", { className: "image-map whole" }, make("img", { src: source, alt: "the image as the model reads it" })));
     this.node.replaceChildren(original, ...maps.map(({ title, map, colours }) => {
-      const values = map.values.subarray(pinned * map.columns.length, (pinned + 1) * map.columns.length);
+      const values = rowOf(map, pinned);
       const others = map.columns.length > places.length ? [make("p", { className: "faint" }, ...this.othersOf(map, values, places, colours, signed))] : [];
       return make("figure", {}, make("figcaption", {}, title), this.laid(source, map, values, { grid, places }, colours, signed, map.ofTargets ? -1 : places.indexOf(pinned)), ...others);
     }));

@@ -18,7 +18,7 @@ class SoundView {
     const wave = this.drawn(`${upper.join(" ")} ${lower.reverse().join(" ")}`, "wave", "the wave of the sound", pinned, { keys, seconds, across }, isCross);
     const times = make("p", { className: "times faint" }, ...[0, 0.25, 0.5, 0.75, 1].map((share) => make("span", {}, `${formatNumber(share * end)} s`)));
     this.node.replaceChildren(make("figure", {}, make("figcaption", {}, "sound"), wave), ...maps.map(({ title, map }) => {
-      const values = Array.from(map.values.subarray(pinned * map.columns.length, (pinned + 1) * map.columns.length));
+      const values = rowOf(map, pinned);
       const most = Math.max(...values.slice(0, keys)) || 1;
       const steps = values.slice(0, keys).map((value, at) => `${across(at * seconds)},${100 - (98 * value) / most} ${across((at + 1) * seconds)},${100 - (98 * value) / most}`);
       const padding = values.length > keys ? ` · ${formatNumber((100 * total(values.slice(keys))) / (total(values) || 1))}% from padding after the sound` : "";

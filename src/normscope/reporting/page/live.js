@@ -22,6 +22,10 @@ class LivePage {
         document.getElementById("maps").scrollIntoView();
       },
     });
+    this.sources = new SourcesView(document.getElementById("sources-root"), {
+      read: () => new URLSearchParams({ sentence: this.state.get("said") }),
+      write: (kept) => this.state.set({ said: kept.get("sentence") }),
+    });
     this.typed = new TypedTexts(document.getElementById("texts"), (text) => this.change({ text }));
     new Keeper(this.state, this.asker);
     this.controls();
@@ -39,6 +43,7 @@ class LivePage {
     const [level, byWord] = box("level", "measure whole words", "word");
     const [chat, asChat] = box("chat", "conversation", "1");
     const [through, upTo] = box("through", "maps up to each layer", "1");
+    const [sources, ofAnswer] = box("sources", "sources of the answer", "1");
     const names = this.names = withoutCommonFolder(this.about.models.map(({ name }) => name));
     const menu = (name, value, first) => {
       const box = make("select", { name, "aria-label": name, onchange: () => this.change({ [name]: value(box.value) }) }, ...first, ...names.map((each, at) => new Option(each, at + 1)));
@@ -50,9 +55,9 @@ class LivePage {
     const slider = make("input", { type: "range", name: "checkpoint", min: 1, max: names.length, "aria-label": "model, by its place in the list", oninput: () => this.slide(slider.value) });
     const several = [make("label", {}, "model", model), ...(names.length > 2 ? [slider] : []), make("label", {}, "compared with", compare)];
     this.keep = make("button", { type: "button", name: "keep", onclick: () => this.change({ before: this.state.has("before") ? undefined : this.state.get("text") }) });
-    this.boxes = { level, through, chat, model, compare, slider };
-    this.asChat = asChat;
-    this.text.choices.replaceChildren(...(names.length > 1 ? several : []), asChat, byWord, upTo, this.keep);
+    this.boxes = { level, through, sources, chat, model, compare, slider };
+    Object.assign(this, { asChat, ofAnswer });
+    this.text.choices.replaceChildren(...(names.length > 1 ? several : []), asChat, ofAnswer, byWord, upTo, this.keep);
   }
 
   // A live page's title is its model, whose texts change; a saved page's title is its text, which does not.
@@ -110,6 +115,7 @@ class LivePage {
     const { state } = this;
     this.boxes.level.checked = state.get("level") === "word";
     this.boxes.through.checked = state.get("through") === "1";
+    this.boxes.sources.checked = state.get("sources") === "1";
     this.boxes.chat.checked = this.text.chat = state.get("chat") === "1";
     this.boxes.model.value = this.boxes.slider.value = state.get("model") || "1";
     this.boxes.compare.value = state.get("compare");
@@ -119,12 +125,14 @@ class LivePage {
     this.head(model);
     this.model = model;
     this.asChat.hidden = !model.chats && state.get("chat") !== "1";
+    this.ofAnswer.hidden = !model.answers && state.get("sources") !== "1";
     const asked = { text: "", ...state.asked };
     const sides = state.isPaired ? [0, 1] : [0];
     this.round = asked; // what older rounds still wait for is not needed
     this.asker.next();
     const parts = [this.askMaps(asked, sides).then(() => this.say(""), (error) => this.fail(error, (line) => this.say(line))),
-      this.askPrediction(asked, sides).catch((error) => this.fail(error, (line) => this.prediction.fail(line)))];
+      this.askPrediction(asked, sides).catch((error) => this.fail(error, (line) => this.prediction.fail(line)))
+        .then(() => this.askSources(asked)).catch((error) => this.fail(error, (line) => this.sayOfAnswer([line], false)))];
     await this.progress.during(Promise.all(parts));
   }
 
@@ -203,6 +211,24 @@ class LivePage {
     const added = rows.map((_, row) => total(pair.values.slice(row * columns, (row + 1) * columns)));
     this.text.colour(added);
     this.follow({ row: added.indexOf(Math.max(...added)) });
+  }
+
+  // The answer to the whole text and what it comes from, which takes longest.
+  async askSources(asked) {
+    const section = document.getElementById("answer");
+    section.hidden = asked.sources !== "1";
+    if (section.hidden) return;
+    section.classList.add("stale"); // until they come
+    const found = await this.ask("sources", 0, asked);
+    this.sources.show(found);
+    this.sayOfAnswer(found.findings);
+  }
+
+  // Findings on the answer, or a line that says why there is none.
+  sayOfAnswer(lines, isFound = true) {
+    document.getElementById("answer").classList.remove("stale");
+    document.getElementById("answer-findings").replaceChildren(...lines.map((line) => make("li", {}, line)));
+    for (const name of ["answer-note", "sources-root"]) document.getElementById(name).hidden = !isFound;
   }
 
   // Opens the map where an answer comes from: at the row that it is read from, or that adds most, and the head that adds most. Once

@@ -7,6 +7,7 @@ from markupsafe import Markup
 
 from normscope.errors import cut
 from normscope.reporting.page.elements import ALONE, EXPLORER_SCRIPTS, environment, script, script_data, style
+from normscope.reporting.page.source_view import sources_section
 
 POLICY = f"{ALONE}; connect-src 'self'"
 """What a browser lets the page do: what a report may, and ask its own server."""
@@ -27,6 +28,7 @@ _SCRIPTS = (
     "live_mixing.js",
     "live_texts.js",
     "live_keep.js",
+    "sources.js",
     "live.js",
 )
 
@@ -61,12 +63,13 @@ def live_page(about: Mapping[str, Any], saved: Mapping[str, Any] | None = None, 
         .render(
             title=cut(text, _TITLE) or f"{names}, live",
             policy=Markup(POLICY if saved is None else ALONE),
-            css=style("page.css", "explorer.css", "pairs.css", "live.css"),
+            css=style("page.css", "explorer.css", "pairs.css", "sources.css", "live.css"),
             script=script(*EXPLORER_SCRIPTS, *_SCRIPTS),
             about=script_data(about),
             unit="token",
             is_cross_attention=any(model["two"] for model in about["models"]),
             of_targets=False,
+            answer=sources_section(),
             saved="null" if saved is None else script_data({**saved, "titled": bool(text)}),
         )
     )

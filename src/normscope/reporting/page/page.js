@@ -13,22 +13,22 @@ function mountContents() {
 
 // The explorer, which shows the place of a finding when its link is clicked: also again, and on a page that cannot keep an address.
 function mountExplorer(root, data) {
-  const explorer = new Explorer(root, data, { address });
+  const explorer = new Explorer(root, data, { address: addressIn("explore") });
   document.querySelector("main").addEventListener("click", (event) => {
     const link = event.target.closest("a[href^='#explore?']");
     if (!link) return;
     explorer.open(new URLSearchParams(link.hash.split("?")[1]));
-    reportAddress.reached(root);
+    addressOf("explore").reached(root);
   });
 }
 
 const explorerData = dataOf("explorer-data");
-const address = location.protocol === "about:" ? undefined : reportAddress; // a sandboxed frame of a notebook cannot keep one
+const addressIn = (section) => (location.protocol === "about:" ? undefined : addressOf(section)); // a sandboxed frame of a notebook cannot keep one
 if (explorerData) unpackData(explorerData).then((data) => mountExplorer(document.getElementById("explorer-root"), data));
 const rowData = dataOf("row-data");
 if (rowData) unpackMaps(rowData.sentence).then(() => new RowText(document.getElementById("row-root"), rowData));
 const sourcesData = dataOf("sources-data");
-if (sourcesData) new SourcesView(document.getElementById("sources-root"), sourcesData, address);
+if (sourcesData) new SourcesView(document.getElementById("sources-root"), addressIn("answer")).show(sourcesData);
 const pairsData = dataOf("pairs-data");
 for (const root of document.querySelectorAll("[data-pairs]")) {
   const pairs = pairsData[root.dataset.pairs];

@@ -12,13 +12,6 @@ from normscope.results.run_files import FUNCTION
 
 WARNING = "Warning: "
 """How a note begins that the page shows above the answer."""
-_OTHERS = {
-    "rest": "rest of the prompt",
-    "answer": "words of the answer",
-    "against": "words of the other answer",
-    "constants": "constants and the first position",
-}
-"""What the page calls the kinds of parts that are no sources."""
 
 
 def shows_sources(result: Result) -> bool:
@@ -43,6 +36,7 @@ def sources_payload(result: Result) -> dict[str, Any]:
     by_sentence = parts[["value", "removal"]].to_numpy().reshape(len(sentences), -1, 2)
     kinds = parts["kind"].to_numpy()[: by_sentence.shape[1]]
     values = {kind: by_sentence[:, kinds == kind, 0] for kind in dict.fromkeys(kinds)}
+    names = dict(zip(kinds, parts["source"], strict=False)) | {"answer": "words of the answer"}
     told = result.tables.get("instructions", pd.DataFrame({"source": []}))
     return {
         "sentences": sentences[["text", "log_probability"]].to_dict("records"),
@@ -51,7 +45,7 @@ def sources_payload(result: Result) -> dict[str, Any]:
         "removals": np.nan_to_num(by_sentence[:, kinds == "source", 1]).tolist(),
         "removed": sources["removal"].notna().tolist(),
         "told": sources["source"].isin(told["source"]).tolist(),
-        "names": [_OTHERS[kind] for kind in values],
+        "names": [names[kind] for kind in values],
         "others": np.column_stack([each.sum(axis=1) for each in values.values()]).tolist(),
         "flow": [
             [way["value"].tolist() for _, way in of_sentence.groupby("through", sort=False)]

@@ -6,29 +6,34 @@ const TINT = 0.3; // of the palette, so that passages stay readable
 const FLOW = { width: 900, height: 320, bar: 10, left: 230, middle: 500, right: 700, gap: 10, labelled: 20 };
 
 class SourcesView {
-  // `data` is what normscope.reporting.page.source_view.sources_payload returns.
-  constructor(root, data, address) {
-    Object.assign(this, { root, data, address, byPart: true });
-    this.sentence = this.fromAddress();
+  // `address` keeps the chosen sentence, as that of the explorer keeps what it shows.
+  constructor(root, address) {
+    Object.assign(this, { root, address, byPart: true });
     this.list = make("ol", { className: "source-list" });
     this.others = make("ol", { className: "ranks source-others" });
     this.flow = make("figure", { className: "source-flow" });
-    this.answer = make("div", { className: "source-answer", role: "group", "aria-label": "Sentences of the answer" }, ...this.sentences());
+    this.answer = make("div", { className: "source-answer", role: "group", "aria-label": "Sentences of the answer" });
+    this.warnings = make("div", {});
     const order = make("select", { name: "order", onchange: () => { this.byPart = order.value === "part"; this.draw(); } },
       new Option("largest part first", "part"), new Option("as in the prompt", "prompt"));
-    root.replaceChildren(...this.warnings(), make("h3", {}, "Answer"), this.answer,
+    root.replaceChildren(this.warnings, make("h3", {}, "Answer"), this.answer,
       make("div", { className: "controls" }, make("label", { className: "field" }, make("span", {}, "order"), order), make("button", { type: "button", onclick: () => this.save() }, "Save as CSV")), this.list, this.others, this.flow);
-    onColourScheme(() => this.draw());
-    addEventListener("hashchange", () => { this.sentence = this.fromAddress(); this.draw(); });
+    onColourScheme(() => this.data && this.draw());
+    addEventListener("hashchange", () => this.data && this.fromAddress());
+  }
+
+  // `data` is what normscope.reporting.page.source_view.sources_payload returns.
+  show(data) {
+    this.data = data;
+    this.warnings.replaceChildren(...data.warnings.map((text) => make("p", { className: "source-warning", role: "alert" }, text)));
+    this.answer.replaceChildren(...this.sentences());
+    this.fromAddress();
   }
 
   fromAddress() {
-    const number = Number(new URLSearchParams(location.hash.split("?")[1]).get("sentence"));
-    return location.hash.startsWith("#answer") && number <= this.data.sentences.length ? number || WHOLE : WHOLE;
-  }
-
-  warnings() {
-    return this.data.warnings.map((text) => make("p", { className: "source-warning", role: "alert" }, text));
+    const number = Number(this.address?.read()?.get("sentence"));
+    this.sentence = number <= this.data.sentences.length ? number || WHOLE : WHOLE;
+    this.draw();
   }
 
   sentences() {
@@ -39,7 +44,7 @@ class SourcesView {
 
   choose(number) {
     this.sentence = number;
-    if (this.address) history.replaceState(null, "", number ? `#answer?sentence=${number}` : "#answer");
+    this.address?.write(new URLSearchParams({ sentence: number || "" }));
     this.draw();
   }
 
@@ -97,7 +102,7 @@ class SourcesView {
     const ways = this.data.flow[this.sentence - 1].slice(0, this.sentence); // directly, then through each earlier sentence
     const size = ways[0].map((_, at) => total(ways.map((way) => Math.abs(way[at]))));
     const named = [...size.keys()].sort((one, other) => size[other] - size[one]).slice(0, FLOWING).filter((at) => size[at] > 0);
-    const groups = named.map((at) => [[...this.data.sources.map(({ source }) => source), "rest of the prompt"][at], [at]]);
+    const groups = named.map((at) => [[...this.data.sources.map(({ source }) => source), this.data.names[0]][at], [at]]);
     const left = [...size.keys()].filter((at) => size[at] > 0 && !named.includes(at));
     if (left.length) groups.push([`${left.length} others`, left]);
     const values = groups.map(([, members]) => ways.map((way) => total(members.map((at) => way[at]))));
