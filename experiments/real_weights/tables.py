@@ -126,7 +126,7 @@ def massive(run: Result) -> str:
     """Dimensions with massive activations, and the loss without them."""
     rows = []
     for dimension, own in run.tables["sinks_massive"].groupby("dimension"):
-        largest = own.loc[own["value"].abs().idxmax()]
+        largest = max((_over_tokens(same) for _, same in own.groupby("layer")), key=lambda mean: abs(mean["value"]))
         layers = " to ".join(map(str, dict.fromkeys((own["layer"].min(), own["layer"].max()))))
         positions = numbered(sorted(own["position"].unique()))
         value = f"{number(largest['value'])} ± {number(largest['std'])}"
@@ -135,6 +135,15 @@ def massive(run: Result) -> str:
         )
     header = ["dimension", "layers", "positions", "largest, mean ± standard deviation", "× median", "texts"]
     return f"{table(header, rows)}\n{_losses(run)} {_time(run)}."
+
+
+def _over_tokens(own: pd.DataFrame) -> "pd.Series[float]":
+    """A dimension of one layer, whatever tokens have its massive activations."""
+    count = own["sequences"]
+    means = own[["value", "ratio"]].mul(count, axis=0).sum() / count.sum()
+    square = ((own["std"] ** 2 + own["value"] ** 2) * count).sum() / count.sum()
+    means["std"], means["sequences"] = max(square - means["value"] ** 2, 0.0) ** 0.5, count.sum()
+    return means
 
 
 def _losses(run: Result) -> str:
