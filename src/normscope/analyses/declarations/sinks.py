@@ -152,6 +152,7 @@ DECLARED = Declared(
             per="layer, dimension, position and token of massive activations: |x| > 100 and at least 1000 times the median",
             values={
                 "value": in_stream("Mean value of the activation."),
+                "std": in_stream("Standard deviation of the value over the sequences that have it; 0 for a constant."),
                 "median": in_stream("Mean over the sequences of the median |x| of the layer's hidden vectors."),
                 "ratio": "Mean of |x| divided by that median.",
                 "sequences": Column("Number of sequences with this massive activation.", kind="whole"),
@@ -201,6 +202,12 @@ DECLARED = Declared(
             "sink_rates/sequences",
             "Number of sequences on which sink rates were measured: the largest over `inputs`.",
             label="sequences whose sink rates were measured",
+        ),
+        Rollup(
+            "sink_rates/half_width",
+            "Half the width of the 95% interval over sequences of the first token's sink rate or weight, averaged over all "
+            "heads: the widest over `inputs`. Missing for one sequence.",
+            label="half the width of the widest interval of sink rates",
         ),
         Rollup(
             "massive/count",
