@@ -314,7 +314,7 @@ def test_the_same_error_is_printed_once(client, capsys):
         client.post("/answer", json={"part": "never"})
     assert (
         capsys.readouterr().err
-        == "normscope: part=never: expected one of maps, chained, carried, prediction, heads, pair\n"
+        == "normscope: part=never: expected one of maps, chained, carried, prediction, heads, pair, sources\n"
     )
 
 

@@ -78,5 +78,5 @@ def test_the_splitter_reads_bounded_pieces_once(monkeypatch, piece):
     monkeypatch.setattr(segmentation, "_PIECE", 500)
     text = piece * 2_000
     sentences(text)
-    assert max(given) <= 500
+    assert max(given, default=0) <= 500
     assert sum(given) <= 2 * len(text)  # the last sentence of a piece is read again with the next

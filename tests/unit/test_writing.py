@@ -195,6 +195,7 @@ _ELSEWHERE = {
     ("results/table_files.py", "ParquetWriter"): "to a stream that the one function has opened",
     ("results/table_files.py", "to_csv"): "to memory",
     ("api/training.py", "to_csv"): "to memory",
+    ("checkup/findings.py", "to_json"): "to memory",
     ("untrusted/tensor_files.py", "save"): "to memory",
     ("streams.py", "open"): "the null device",
     ("models/load/loading.py", "mkdtemp"): "offloaded weights",
