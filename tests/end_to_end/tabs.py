@@ -63,7 +63,10 @@ class Browser:
     def _receive(self, seconds: float) -> bool:
         if not select.select([self._read], [], [], max(seconds, 0))[0]:
             return False
-        *messages, self._buffer = (self._buffer + os.read(self._read, 1 << 20)).split(b"\0")
+        received = os.read(self._read, 1 << 20)
+        if not received:
+            raise EOFError("the browser has ended")
+        *messages, self._buffer = (self._buffer + received).split(b"\0")
         for message in map(json.loads, messages):
             if "id" in message:
                 self._answers[message["id"]] = message
@@ -96,7 +99,7 @@ class Browser:
         self.send("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
 
     def close(self) -> None:
-        with contextlib.suppress(OSError, TimeoutError, AssertionError):
+        with contextlib.suppress(OSError, EOFError, TimeoutError, AssertionError):
             self.send("Browser.close")
         for end in (self._read, self._write):
             os.close(end)
