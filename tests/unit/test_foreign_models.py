@@ -161,6 +161,7 @@ def test_a_chat_template_is_a_text(folder, value):
 
 # Who reads files by other means, and why.
 _ELSEWHERE = {
+    "checkup/findings.py": "tables that pandas has written to memory",
     "cli/__init__.py": "a preset of ours, or of the user's",
     "cli/command_line.py": "the standard input",
     "data/categories.py": "a file that the user has named",

@@ -276,7 +276,7 @@ BAD_BODIES = [
     ("[]", "request=[]: expected values by name"),
     ("1", "request=1: expected values by name"),
     ("null", "request=null: expected values by name"),
-    ("{}", "part: expected one of maps, chained, carried, prediction, heads, pair, got nothing"),
+    ("{}", "part: expected one of maps, chained, carried, prediction, heads, pair, sources, got nothing"),
     ('{"part": []}', "part=[]: expected one of maps, chained"),
     ('{"part": "maps"}', "state: expected values by name, got nothing"),
     ('{"part": "maps", "state": {"text": ""}}', "text: expected a text, got an empty one"),
