@@ -1,6 +1,5 @@
 """Passes of a model and its head, with something changed in its linear layers, or from some layer on."""
 
-import bisect
 import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -101,11 +100,5 @@ class _Changed(TorchFunctionMode):
         inputs, weight = args[at : at + 2]
         has_columns = function is torch.addmm
         name = self._names[id(weight)]
-        inputs, weight = self._around(LinearCall(name, self._layer, inputs, weight.T if has_columns else weight))
+        inputs, weight = self._around(LinearCall(name, self._calls.begun, inputs, weight.T if has_columns else weight))
         return function(*args[:at], inputs, weight.T if has_columns else weight, *args[at + 2 :], **kwargs)
-
-    @property
-    def _layer(self) -> int | None:
-        """The layer that is running, or, where no module runs one, that has begun."""
-        starts = self._calls.places.starts
-        return self._calls.number if starts is None else bisect.bisect(starts, self._calls.entries) or None

@@ -5,6 +5,7 @@ class, with weights; one that is called twice is two layers. If these entries ar
 Where no module runs a whole layer, a layer begins when the first of its parts is called.
 """
 
+import bisect
 import contextlib
 import dataclasses
 import functools
@@ -130,6 +131,12 @@ class LayerCalls:
     def number(self) -> int | None:
         """The number of the layer that is running, from 1; None outside any layer, and if no module runs layers."""
         return self.calls[self._lists[self._running[0]]] if self._running and self.places.starts is None else None
+
+    @property
+    def begun(self) -> int | None:
+        """The number of the layer that is running or, where no module runs one, of the last that has begun; None before any."""
+        starts = self.places.starts
+        return self.number if starts is None else bisect.bisect(starts, self.entries) or None
 
     def __enter__(self) -> "LayerCalls":
         for entry in self._lists:

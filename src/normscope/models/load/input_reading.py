@@ -226,7 +226,7 @@ class InputReader:
 
 
 def read_before(given: Mapping[int, T], number: int) -> T:
-    """What a reader was given, by the number of what it made of it.
+    """What a reader was given for an input, by that input's number.
 
     Raises:
         InputError: If it was read in an earlier process, from whose checkpoint this one goes on.
