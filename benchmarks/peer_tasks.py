@@ -165,6 +165,22 @@ def _looped(size: int) -> Callable[[Path], Work]:
     return prepare
 
 
+def _explicit(folder: Path) -> Work:
+    """The papers' way: every vector of every pair is built, text by text."""
+    from benchmarks.straightforward import METHODS, mixing_ratios
+
+    model, tokenizer = _encoder(folder)
+
+    def work(texts: Sequence[str]) -> Numbers:
+        ratios = np.concatenate(
+            [mixing_ratios(model, tokenizer(text, return_tensors="pt"))[:, :, 0].numpy() for text in texts], axis=-1
+        )
+        means = dict(zip(METHODS, ratios.mean(axis=-1, dtype=np.float64), strict=True))
+        return {"mixing ratios of the weights": means["attn_w"], "mixing ratios of blocks": means["attnresln_n"]}
+
+    return work
+
+
 def _analysed(*analyses: str, **options: Any) -> Callable[[Path], Work]:
     def prepare(folder: Path) -> Work:
         import normscope
@@ -174,8 +190,9 @@ def _analysed(*analyses: str, **options: Any) -> Callable[[Path], Work]:
         def work(texts: Sequence[str]) -> Numbers:
             results = normscope.run(list(analyses), texts=list(texts), model=model, **options)
             table = results.tables["mixing_by_layer"]
-            rows = table[(table["method"] == "attn_w") & (table["category"] == "all")].sort_values("layer")
-            return {"mixing ratios of the weights": rows["mean"].to_numpy()}
+            of_all = table[table["category"] == "all"].sort_values("layer")
+            methods = {"mixing ratios of the weights": "attn_w", "mixing ratios of blocks": "attnresln_n"}
+            return {name: of_all.loc[of_all["method"] == each, "mean"].to_numpy() for name, each in methods.items()}
 
         return work
 
@@ -402,9 +419,9 @@ TASKS = {
             Tool("transformers, forward passes alone", _passes_alone),
             Tool("transformers, output_attentions, text by text", _looped(1)),
             Tool(f"transformers, output_attentions, batches of {_BATCH}", _looped(_BATCH)),
+            Tool("transformers, every vector explicitly, text by text", _explicit),
             Tool(f"{OURS}, mixing", _analysed("mixing")),
             Tool(f"{OURS}, mixing and norms", _analysed("mixing", "norms")),
-            Tool(f"{OURS}, mixing and norms with every pair ranked", _analysed("mixing", "norms")),
         ),
     ),
     "page": Task(

@@ -1,6 +1,7 @@
 """Sources of an answer against the untouched model, single attributions and brute force, in float64 on tiny random models."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -144,8 +145,8 @@ def test_what_the_first_position_adds_is_among_the_constants(model):
     parts = []
     for first in (41, 42, 45):
         own = attribute(model, [first, *rest], target)
-        batch = single_text(model, [first, *rest], "a test")
-        found = answer_sources._side(model, [first, *rest], batch, normscope.Answer(list(answer)), 1, no_bar)
+        batch = single_text(model, [first, *rest, *answer[:-1]], "a test")
+        found = answer_sources._side(model, batch, tuple(answer), 1, no_bar)
         parts.append(max(own.scores[0] - high, 0) + min(own.scores[0] - low, 0))
         assert found.scores[0, 0] == pytest.approx(parts[-1], abs=1e-12)
         assert found.constants[0] == pytest.approx(own.bias + own.remainder + own.scores[0] - parts[-1], abs=1e-12)
@@ -176,6 +177,16 @@ def test_the_runner_up_begins_with_the_most_likely_other_token(model):
     np.testing.assert_array_equal(found.tables["parts"]["value"], same.tables["parts"]["value"])
     reverse = normscope.sources(model, PROMPT, PASSAGES, answer=[second], against="runner-up", check="none")
     np.testing.assert_allclose(reverse.table["part"], -found.table["part"], rtol=0, atol=1e-12)
+
+
+def test_an_answer_is_compared_with_the_models_own(model):
+    found = normscope.sources(model, PROMPT, PASSAGES, answer=ANSWER, against="generated", tokens=3, check="none")
+    ids, said = list(ids_of(model)[0]), []
+    for _ in range(3):
+        said.append(int(logits_of(model, ids)[-1].argmax()))
+        ids.append(said[-1])
+    same = normscope.sources(model, PROMPT, PASSAGES, answer=ANSWER, against=said, check="none")
+    pd.testing.assert_frame_equal(found.table, same.table)
 
 
 def test_how_far_parts_and_removals_agree(model):
@@ -274,8 +285,10 @@ def test_a_prompt_is_divided_into_what_it_has_several_of(model, prompt, names):
 
 
 def test_other_bad_input(model):
-    with pytest.raises(InputError, match="against: expected another answer, got the answer itself, ' onions the film'"):
+    with pytest.raises(InputError, match="against: expected another answer, got the answer itself, 'onions the film'"):
         normscope.sources(model, PROMPT, PASSAGES, answer=ANSWER, against=ANSWER)
+    with pytest.raises(InputError, match="against: expected another answer, got the answer itself"):
+        normscope.sources(model, PROMPT, PASSAGES, against="generated", tokens=2)
     with pytest.raises(InputError, match="exceed 30 tokens, the limit of tiny"):
         normscope.sources(model, PROMPT, PASSAGES, answer=ANSWER * 20)
     with pytest.raises(InputError, match="longer than 30 tokens"):

@@ -82,6 +82,17 @@ def test_an_answer_is_the_sum_of_its_tokens(model_type, tokenizer):
     assert list(each.table["side"]) == ["prompt"] * len(prompt) + ["answer"] * (len(answer) - 1)
 
 
+def test_logits_of_the_prompt_are_not_computed(model):
+    """They would be the largest tensors of a pass."""
+    rows = []
+    hook = model.next_token_head.lm_head.register_forward_pre_hook(
+        lambda _module, given: rows.append(given[0].shape[1])
+    )
+    attribute(model, PROMPT, normscope.Answer(ANSWER))
+    hook.remove()
+    assert {*rows} == {len(ids_of(model)[1])}
+
+
 def test_what_a_log_probability_leaves_over_is_the_entropy(model):
     prompt, answer = ids_of(model)
     found = attribute(model, PROMPT, normscope.Answer(ANSWER, measure="log_probability"))
@@ -95,15 +106,32 @@ def test_what_a_log_probability_leaves_over_is_the_entropy(model):
     assert "minus the entropy" in found.sentence
 
 
-def test_the_models_own_answer_is_its_most_likely_continuation(model):
+@pytest.mark.spread(1)
+@pytest.mark.parametrize("model_type", ["bloom", "gemma2", "gpt2", "llama", "mixtral", "opt"])
+def test_the_models_own_answer_is_its_most_likely_continuation(model_type, tokenizer):
+    """Read token by token with the keys and values of those before, or as a whole."""
+    model = causal(model_type, tokenizer)
+    lengths = []
+    hook = model.next_token_head.register_forward_pre_hook(
+        lambda _module, _args, given: lengths.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
     found = attribute(model, PROMPT, normscope.Answer(tokens=4))
+    hook.remove()
     ids, answer = list(ids_of(model)[0]), []
+    assert lengths[:4] == [len(ids), 1, 1, 1]
     for _ in range(4):
         answer.append(int(logits_of(model, ids)[-1].argmax()))
         ids.append(answer[-1])
     given = attribute(model, PROMPT, normscope.Answer(answer))
     assert found.tokens == given.tokens
     assert found.target == pytest.approx(given.target)
+
+
+def test_an_answer_ends_where_the_text_does(model):
+    ids, answer = list(ids_of(model)[0]), []
+    for _ in range(2):
+        answer.append(int(logits_of(model, ids)[-1].argmax()))
+        ids.append(answer[-1])
     model.next_token_head.generation_config.eos_token_id = answer[1]
     end = answer.index(answer[1])  # the answer may have begun with this token
     ended = attribute(model, PROMPT, normscope.Answer(tokens=4))

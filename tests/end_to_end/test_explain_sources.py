@@ -71,6 +71,7 @@ def test_bad_input(capsys, monkeypatch, tmp_path, folder, saved_model, passages)
     assert "sources: expected a file, a folder, or one of chat" in refused("Some text", "--sources", "", model)
     assert "set dataset=text and dataset.chat_template=true" in refused("Some text", "sources=chat", model)
     assert "check=some: expected one of top, all, none" in refused("Some text", "sources=words", "check=some", model)
+    assert "row=3: expected sources=FILE.jsonl" in refused("Some text", "sources=words", "row=3", model)
     assert "sentences=no: expected a whole number" in refused("Some text", "sources=words", "sentences=no", model)
     assert "gives no answer; set model to a causal" in refused(
         "Some text", "sources=words", f"model.name={saved_model}"

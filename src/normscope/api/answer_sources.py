@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from typing_extensions import TypeAliasType
 
-from normscope.api.answers import before_answer, runner_up, values_of_answer, with_answer
+from normscope.api.answers import before_answer, predicting, runner_up, values_of_answer, with_answer
 from normscope.api.arguments import exclusive, single_text
 from normscope.api.first_position import neutral_tokens, of_position, with_first
 from normscope.api.one_text import described
@@ -47,6 +47,9 @@ Passages = TypeAliasType(
 
 RUNNER_UP = "runner-up"
 """What an answer is compared with: the one that begins with the most likely other token."""
+
+GENERATED = "generated"
+"""The model's own answer."""
 
 _LONG = 4096
 """Tokens from which passes take minutes on a processor."""
@@ -100,7 +103,7 @@ def sources(
             otherwise the paragraphs of a text if there are three or more, else its sentences, or the words of a single one.
         answer: A text, including any leading space, or token ids; by default, the model's own answer.
         against: Another answer, whose log-probability is subtracted: parts then say why this answer and not that one. Or
-            `runner-up`: the answer that begins with the most likely other token.
+            `runner-up`: the answer that begins with the most likely other token; or `generated`: the model's own.
         check: Which passages are removed: `top`, the three that add most and as many others at random (of texts of more than
             4,096 tokens: two); `all`; or `none`.
         sentences: Maximum number of parts of the answer that are told apart, each by one backward pass; neighbouring sentences
@@ -161,12 +164,14 @@ def sources_with_progress(model: LoadedModel, prompt: object, asked: SourcesCall
     batch = before_answer(model, whole)
     most = 1 if asked.against is not None else asked.sentences
     _ = model.verification
-    sides = [_side(model, prompt, batch, Answer(answer, asked.tokens), most, progress)]
+    answers = [with_answer(model, prompt, batch, Answer(answer, asked.tokens), Level.token)]
     if asked.against is not None:
-        other = runner_up(model, batch, sides[0].answer) if asked.against == RUNNER_UP else asked.against
-        sides.append(_side(model, prompt, batch, Answer(other), 1, progress))
-        if sides[0].answer == sides[1].answer:
-            raise InputError(f"against: expected another answer, got the answer itself, {other!r:.80}")
+        answers.append(with_answer(model, prompt, batch, _other(model, batch, answers[0][1], asked), Level.token))
+        if answers[0][1] == answers[1][1]:
+            raise InputError(
+                f"against: expected another answer, got the answer itself, {model.tokenizer.decode(answers[0][1])!r:.80}"
+            )
+    sides = [_side(model, *each, most, progress) for each in answers]
     sourced = _sourced(model, found, sides, asked, progress)
     about = described(
         model,
@@ -178,6 +183,13 @@ def sources_with_progress(model: LoadedModel, prompt: object, asked: SourcesCall
         seed=asked.seed,
     )
     return dataclasses.replace(result_of(sourced), **about)
+
+
+def _other(model: LoadedModel, prompt: Batch, answer: Sequence[int], asked: SourcesCall) -> Answer:
+    """What an answer is compared with."""
+    if asked.against == GENERATED:
+        return Answer(None, asked.tokens)
+    return Answer(runner_up(model, prompt, answer) if asked.against == RUNNER_UP else asked.against)
 
 
 def _without_answer(prompt: object, asked: SourcesCall) -> tuple[object, str | list[int] | None]:
@@ -228,26 +240,26 @@ def _sums(values: Float[torch.Tensor, " answer"], pieces: Sequence[tuple[int, in
     return np.array([float(values[slice(*piece)].sum()) for piece in pieces])
 
 
-def _side(
-    model: LoadedModel, text: object, prompt: Batch, target: Answer, most: int | None, progress: Progress
-) -> _Side:
+def _side(model: LoadedModel, batch: Batch, answer: tuple[int, ...], most: int | None, progress: Progress) -> _Side:
     """An answer behind the prompt, and what its sentences come from.
 
     Args:
+        batch: The prompt and all tokens of the answer but the last.
         most: How many sentences are told apart; by default, what its length allows.
     """
-    batch, answer = with_answer(model, text, prompt, target, Level.token)
     tokens = batch.input_ids.shape[1]
     pieces = _pieces(model, answer, most or (_SENTENCES_OF_LONG if tokens > _LONG else _SENTENCES))
     untouched = _sums(answer_without(model, batch, answer), pieces)
     own = int(batch.input_ids[0, 0])
     is_word = own not in model.tokenizer.all_special_ids
     neutral = neutral_tokens(model) if is_word and tokens <= _FIRST_TOLD_APART else []
-    inputs = with_first(batch.model_inputs(), [own, *neutral])
-    passed = held_pass(model.model, model.facts, inputs, model.next_token_head)
+    head = model.next_token_head
+    assert head is not None
+    inputs = predicting(head, with_first(batch.model_inputs(), [own, *neutral]), len(answer))
+    passed = held_pass(model.model, model.facts, inputs, head)
     found = []
     with torch.inference_mode(False), torch.enable_grad():
-        values = values_of_answer(passed, prompt.input_ids.shape[1], answer, AnswerMeasure.log_probability)
+        values = values_of_answer(passed, answer, AnswerMeasure.log_probability)
         for piece in progress(pieces, len(pieces), "sentences of the answer"):
             parts = attribute_scalars(passed, values[:, slice(*piece)].sum(dim=1))
             found.append((parts.scores.cpu().numpy(), float((parts.bias + parts.remainder)[0])))

@@ -1,10 +1,11 @@
 """Attributed of a whole answer: the sum of what a causal language model gives each of its tokens."""
 
 import dataclasses
+import inspect
 import itertools
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -214,10 +215,11 @@ def _attribute(model: LoadedModel, text: object, prompt: Batch, target: Answer, 
     measure = AnswerMeasure(target.measure)
     batch, answer = with_answer(model, text, prompt, target, asked.level)
     by_part = asked.columns is not None
-    passed = held_pass(model.model, model.facts, batch.model_inputs(), head, parts=by_part, through=asked.through)
+    inputs = predicting(head, batch.model_inputs(), len(answer))
+    passed = held_pass(model.model, model.facts, inputs, head, parts=by_part, through=asked.through)
     by_token, effects = None, None
     with torch.inference_mode(False), torch.enable_grad():
-        values = values_of_answer(passed, prompt.input_ids.shape[1], answer, measure)[0]
+        values = values_of_answer(passed, answer, measure)[0]
         if target.matrix:
             by_token = attribute_scalars(passed, values, asked.bias)
             parts = by_token.sum
@@ -268,7 +270,7 @@ def runner_up(model: LoadedModel, prompt: Batch, answer: Sequence[int]) -> list[
     """
     head = _language_model(model)
     with torch.inference_mode():
-        best = head(**prompt.model_inputs()).logits[0, -1].topk(2).indices.tolist()
+        best = head(**predicting(head, prompt.model_inputs(), 1)).logits[0, -1].topk(2).indices.tolist()
     first = best[best[0] == answer[0]]
     if len(answer) == 1:
         return [first]
@@ -276,10 +278,17 @@ def runner_up(model: LoadedModel, prompt: Batch, answer: Sequence[int]) -> list[
     return [first, *_continued(model, head, begun, len(answer) - 1)]
 
 
-def values_of_answer(
-    passed: HeldPass, length: int, answer: Sequence[int], measure: AnswerMeasure
-) -> Float[Tensor, "batch answer"]:
-    """What is attributed, for each token of the answer.
+def predicting(head: PreTrainedModel, inputs: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """The inputs of a pass, so that a model which can do without the logits of other tokens gives those of the last ones only.
+
+    All those of a long text are the largest tensors of a pass.
+    """
+    fewer = {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(head.forward).parameters else {}
+    return {**inputs, **fewer}
+
+
+def values_of_answer(passed: HeldPass, answer: Sequence[int], measure: AnswerMeasure) -> Float[Tensor, "batch answer"]:
+    """What is attributed, for each token of an answer that ends the text.
 
     A log-probability is linearised where it is, with the probabilities p of all tokens held:
 
@@ -287,13 +296,10 @@ def values_of_answer(
 
     so that the remainder is −H(p), the entropy of the prediction, and everything else adds up to ℓ_t − Σ_v p_v ℓ_v.
 
-    Args:
-        length: Number of tokens of the prompt.
-
     Returns:
         Log-probabilities in float64; logits in the model's precision.
     """
-    logits = passed.output.logits[:, length - 1 : length - 1 + len(answer)]
+    logits = passed.output.logits[:, -len(answer) :]
     numbers = torch.tensor(answer, device=logits.device).expand(len(logits), -1)
     if measure is AnswerMeasure.log_probability:
         return log_probabilities(logits, numbers)
@@ -330,22 +336,41 @@ def _continued(model: LoadedModel, head: PreTrainedModel, prompt: Batch, longest
         say_once(
             f"Answer(): the most likely token at each step, without {printable(left, 200)} of {model.name}'s generation config"
         )
-    inputs = dict(prompt.model_inputs())
     length = prompt.input_ids.shape[1]
     limit = longest if model.max_length is None else min(longest, model.max_length - length + 1)
     ends = model.tokenizer.eos_token_id if config is None else config.eos_token_id
     last = set(ends) if isinstance(ends, list) else {ends}
+    whole, following = dict(prompt.model_inputs()), None
+    cached = {"use_cache": True} if prompt.own is None and _keeps_keys(head) else {}
     answer: list[int] = []
     with torch.inference_mode():
         while len(answer) < limit and (not answer or answer[-1] not in last):
             check_cancelled()
-            answer.append(int(head(**inputs).logits[0, -1].argmax()))
-            added, shape = {"input_ids": inputs["input_ids"].new_tensor([answer[-1:]])}, inputs["input_ids"].shape
-            inputs = {
-                name: torch.cat([values, added.get(name, values[:, -1:])], dim=1) if values.shape == shape else values
-                for name, values in inputs.items()
-            }
+            output = head(**predicting(head, following or whole, 1), **cached)
+            answer.append(int(output.logits[0, -1].argmax()))
+            whole = _followed(whole, answer[-1])
+            if cached and (kept := getattr(output, _KEPT, None)) is not None:
+                one = {name: each[:, -1:] for name, each in whole.items() if name != "attention_mask"}
+                following = {**one, "attention_mask": whole["attention_mask"], _KEPT: kept}
     return tuple(answer)
+
+
+_KEPT = "past_key_values"
+"""Keys and values of the tokens that a model has read."""
+
+
+def _keeps_keys(head: PreTrainedModel) -> bool:
+    """Whether a model can read the next token alone."""
+    return {_KEPT, "use_cache"} <= inspect.signature(head.forward).parameters.keys()
+
+
+def _followed(inputs: Mapping[str, Tensor], token: int) -> dict[str, Tensor]:
+    """A model's inputs with one more token, and whatever else there is of each token once more."""
+    added, shape = {"input_ids": inputs["input_ids"].new_tensor([[token]])}, inputs["input_ids"].shape
+    return {
+        name: torch.cat([values, added.get(name, values[:, -1:])], dim=1) if values.shape == shape else values
+        for name, values in inputs.items()
+    }
 
 
 def _language_model(model: LoadedModel) -> PreTrainedModel:

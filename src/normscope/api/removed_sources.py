@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.api.answers import predicting
 from normscope.api.first_position import neutral_tokens, with_first
 from normscope.data.batching import Batch
 from normscope.maths.log_probabilities import log_probabilities
@@ -50,7 +51,6 @@ def answer_without(
         inputs[_POSITIONS] = torch.arange(inputs["input_ids"].shape[1], device=model.device)[None]
     if 0 in removed and (neutral := neutral_tokens(model)):
         inputs = with_first(inputs, neutral[:1])
-    length = inputs["input_ids"].shape[1] + 1 - len(answer)
     with torch.inference_mode():
-        logits = head(**inputs).logits[0, length - 1 :]
+        logits = head(**predicting(head, inputs, len(answer))).logits[0, -len(answer) :]
         return log_probabilities(logits, torch.tensor(list(answer), device=logits.device))

@@ -31,6 +31,7 @@ from normscope.linear.rules import (
     parts_from,
     stack_of,
     way_of,
+    with_tensors,
 )
 from normscope.maths.tensors import lengthened, version_of, wide
 from normscope.models.blocks.block import full_precision
@@ -45,8 +46,10 @@ from normscope.models.stored.model_code import model_code
 from normscope.models.stored.stored_weights import is_offloaded
 from normscope.rounding import number
 
-_PIECE = 2**22
-"""Elements that are multiplied at a time."""
+_AT_ONCE = {"cpu": 2**15}
+"""Elements to multiply at a time, by device: few enough for a CPU's cache."""
+
+_AT_ONCE_ON_ACCELERATORS = 2**22
 
 
 @dataclasses.dataclass(eq=False)
@@ -345,14 +348,15 @@ def not_affine(name: str, why: str) -> NotAffineError:
 
 def _product(one: Tensor, other: Tensor) -> Float[Tensor, ""]:
     """Sum of the products of all elements, in float64, a piece at a time: all logits of a long text would take gigabytes."""
-    pieces = zip(one.flatten().split(_PIECE), other.flatten().split(_PIECE), strict=True)
-    return torch.stack([(wide(left) * wide(right)).sum() for left, right in pieces]).sum()
+    size = _AT_ONCE.get(one.device.type, _AT_ONCE_ON_ACCELERATORS)
+    pieces = zip(one.flatten().split(size), other.flatten().split(size), strict=True)
+    return torch.stack([torch.dot(wide(left), wide(right)) for left, right in pieces]).sum()
 
 
 def held_pass(
     model: PreTrainedModel,
     facts: ModelFacts,
-    inputs: Mapping[str, Tensor],
+    inputs: Mapping[str, Any],
     head: PreTrainedModel | None = None,
     *,
     parts: bool = False,
@@ -388,13 +392,13 @@ def held_pass(
     return _recorded(whole, inputs, recorders, [inputs["attention_mask"].bool()], by_name, through=through)
 
 
-def _require_one_entry(model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+def _require_one_entry(model: nn.Module, inputs: Mapping[str, object]) -> None:
     """Check that all that a model reads enters its first layer.
 
     Raises:
         InputError: If something of an image enters later layers (DeepStack), which would be counted among biases.
     """
-    if getattr(model, "reads_later", False) and not inputs.keys() <= {"input_ids", "attention_mask"}:
+    if getattr(model, "reads_later", False) and not inputs.keys() <= {"input_ids", "attention_mask", "logits_to_keep"}:
         raise InputError(
             f"{_name(model)} cannot be attributed on texts with images: it adds something of the image to the vectors between "
             "layers as well; its attention blocks can still be measured"
@@ -618,7 +622,7 @@ def _recorded(
 
 def _outputs(
     whole: PreTrainedModel,
-    inputs: Mapping[str, Tensor],
+    inputs: Mapping[str, Any],
     recorders: Sequence["_Recorder"],
     by_name: PreTrainedModel | None,
     mode: HeldFixed,
@@ -633,7 +637,7 @@ def _outputs(
             exit_.enter_context(recorder.hooks(len(inputs["input_ids"])))
         exit_.enter_context(model_code(whole))
         exit_.enter_context(mode)
-        return whole(**{name: tensor.clone() for name, tensor in inputs.items()})
+        return whole(**with_tensors(dict(inputs), Tensor.clone))
 
 
 @contextlib.contextmanager

@@ -961,10 +961,10 @@ def _gated(gate: Tensor, factor: Tensor) -> Step | None:
     if known is None or getattr(factor, "_activation", None) is not None:
         return None
     inner, activation = known
-    fixed = inner.detach()
+    fixed, g, w = inner.detach(), gate.detach(), factor.detach()
     mean = activation.path_slope(fixed)
-    of_inner, of_factor = factor.detach() * (_slope(gate.detach(), fixed, activation) - mean), mean * fixed
-    value = gate.detach() * factor.detach()
+    of_inner = w * activation.quotient(g, fixed).sub_(mean)
+    value, of_factor = g * w, mean.mul_(fixed)
 
     def apply(u: Tensor, w: Tensor) -> Tensor:
         return _held(lambda: value, lambda g: (_shaped(g * of_inner, u), _shaped(g * of_factor, w)), u, w)
@@ -1172,7 +1172,7 @@ def _sloped(function: Callable[[Tensor], Tensor], inner: Tensor, known: Activati
     """g(u) as u times its slope."""
     fixed = inner.detach()
     value = function(fixed)
-    slope = _slope(value, fixed, known)
+    slope = known.quotient(value, fixed)
     return Step(
         lambda u: _held(lambda: value, lambda gradient: gradient * slope, u),
         [inner],
@@ -1234,11 +1234,6 @@ def _of_numbers(function: Callable[[Tensor], Tensor], inner: Tensor, *, shifted:
 
 
 _NEARLY_ZERO = 1e-5
-
-
-def _slope(value: Tensor, inner: Tensor, known: Activation) -> Tensor:
-    """g(u)/u, from what the model's own function gives; g′(0) at 0."""
-    return torch.where(inner == 0, known.slope(inner.new_zeros(())), value / inner)
 
 
 @_rule(CLIPPED)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from normscope.api.answer_sources import RUNNER_UP, SourcesCall, sources_with_progress
+from normscope.api.answer_sources import GENERATED, RUNNER_UP, SourcesCall, sources_with_progress
 from normscope.data.source_files import KINDS, PROMPT, PromptFile, read_sources
 from normscope.errors import InputError
 from normscope.live.explaining import PAGE
@@ -15,8 +15,6 @@ from normscope.reporting.page import report
 from normscope.running.options import RunOptions
 from normscope.running.progress import Phase, Phases
 from normscope.untrusted.plain_data import text_in
-
-GENERATED = "generated"
 
 
 def show_sources(options: RunOptions, prompt: str | None, asked: Mapping[str, str], folder: Path) -> Path:
@@ -37,6 +35,10 @@ def show_sources(options: RunOptions, prompt: str | None, asked: Mapping[str, st
         raise InputError(f"sources: expected a file, a folder, or one of {', '.join(KINDS)}, got nothing")
     if wanted is not None and (wanted not in KINDS or Path(wanted).exists()):
         given = read_sources(Path(wanted), _whole("row", asked.get("row", "1")))
+    if "row" in asked and given.question is None:
+        raise InputError(
+            f"row={asked['row'][:40]}: expected sources=FILE.jsonl, whose rows are questions; leave out row"
+        )
     if prompt is None and given.question is None:
         raise InputError("explain: expected a prompt, or sources=FILE.jsonl with questions and documents")
     if (check := asked.get("check", Removed.top)) not in list(Removed):
@@ -44,10 +46,11 @@ def show_sources(options: RunOptions, prompt: str | None, asked: Mapping[str, st
     chat = bool(options.dataset.chat_template)
     if wanted == "chat" and not chat:
         raise InputError("sources=chat: expected a conversation; set dataset=text and dataset.chat_template=true")
+    said = _text("answer", asked.get("answer", given.answer or GENERATED))
     arguments = SourcesCall(
         passages=given.passages or wanted,
-        answer=_text("answer", asked.get("answer", given.answer or GENERATED)),
-        against=_text("against", asked.get("against", GENERATED)),
+        answer=None if said == GENERATED else said,
+        against=_text("against", asked["against"]) if "against" in asked else None,
         check=Removed(check),
         seed=options.seed,
         **{key: _whole(key, asked[key]) for key in ("sentences", "tokens") if key in asked},
@@ -72,10 +75,8 @@ def show_sources(options: RunOptions, prompt: str | None, asked: Mapping[str, st
     return report.write_page(folder, PAGE, lambda: report.page(found), found)
 
 
-def _text(key: str, typed: str) -> str | None:
-    """A text, or that of a file after @; None for what the model says."""
-    if typed == GENERATED:
-        return None
+def _text(key: str, typed: str) -> str:
+    """A text, or that of a file after @."""
     said = text_in(Path(typed[1:]), f"{key}={typed[1:]}") if typed.startswith("@") else typed
     if not said.strip():
         raise InputError(f"{key}: expected a text, got an empty one")
@@ -85,7 +86,7 @@ def _text(key: str, typed: str) -> str | None:
 def _behind(prompt: str, answer: str | list[int] | None) -> str | list[int] | None:
     """An answer with the space that separates its first word from the prompt's last."""
     joins = isinstance(answer, str) and answer[:1].isalnum() and prompt[-1:].strip()
-    return f" {answer}" if joins and answer != RUNNER_UP else answer
+    return f" {answer}" if joins and answer not in (RUNNER_UP, GENERATED) else answer
 
 
 def _whole(key: str, typed: str) -> int:

@@ -22,16 +22,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.maths.tensors import to_device
+from normscope.maths.tensors import elementwise, full_precision, host_waits, to_device
 
 # K is tabulated on [−_REACH, _REACH]; beyond, every smooth activation equals its asymptotes to 1e-16.
 _REACH = 40.0
 
 # Cells of the table per unit, and the degree of the polynomial in each.
 _CELLS = {torch.float64: (8, 9), torch.float32: (64, 2)}
-
-# Elements that are looked up at once: the intermediate results then stay in a CPU's cache.
-_AT_ONCE = 2**14
 
 
 class Activation(abc.ABC):
@@ -48,6 +45,19 @@ class Activation(abc.ABC):
     def path_slope(self, u: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """K(u) = I(u)/u; g′(0)/2 at 0."""
         return _widely(self._path_slope, u)
+
+    def quotient(self, value: Float[Tensor, "*n"], u: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        """s(u) from g(u) as a model's own function gives it; g′(0) at 0."""
+        at_zero = self.slope(u.new_zeros(()))
+
+        def divided(v: Tensor, u: Tensor) -> Tensor:
+            if (
+                u.numel() and not host_waits(u.device) and u.abs().amin() > 0
+            ):  # looking is quick, unless the host has to wait
+                return v / u
+            return torch.where(u == 0, at_zero, v / u)
+
+        return elementwise(divided, value, u)
 
     @abc.abstractmethod
     def _value(self, u: Tensor) -> Tensor: ...
@@ -66,24 +76,24 @@ class _Smooth(Activation):
         return u * self._slope(u)
 
     def _path_slope(self, u: Tensor) -> Tensor:
-        result = torch.empty_like(u, memory_format=torch.contiguous_format)
-        for part, into in zip(u.reshape(-1).split(_AT_ONCE), result.view(-1).split(_AT_ONCE), strict=True):
-            # Beyond the table, ∫₀ᵘ t s(t) dt = u² K(u) grows as that of the asymptote does: as u²/2, or not at all.
-            limit = (part > 0).to(u.dtype) / 2
-            share = (_REACH / part.abs().clamp(min=_REACH)).square_()
-            torch.lerp(limit, self._tabulated(part.clamp(-_REACH, _REACH)), share, out=into)
-        return result
+        # Looking is quick, unless the host has to wait for what it sees.
+        if u.numel() and not host_waits(u.device) and u.abs().amax() <= _REACH:
+            return self._tabulated(u)
+        # Beyond the table, ∫₀ᵘ t s(t) dt = u² K(u) grows as that of the asymptote does: as u²/2, or not at all.
+        limit = (u > 0).to(u.dtype) / 2
+        share = (_REACH / u.abs().clamp(min=_REACH)).square_()
+        return torch.lerp(limit, self._tabulated(u.clamp(-_REACH, _REACH)), share)
 
     def _tabulated(self, u: Tensor) -> Tensor:
         per_unit, _ = _CELLS[u.dtype]
         centres, coefficients = _table(self, u.dtype, u.device)
         # As an integer, NaN is a number, and so a cell; in `place` it stays NaN.
-        cell = torch.add(_REACH * per_unit, u, alpha=per_unit).to(torch.int32).clamp_(0, len(centres) - 1)
-        place = u - centres.index_select(0, cell)  # without rounding
-        value = coefficients[-1].index_select(0, cell)
+        cells = torch.add(_REACH * per_unit, u, alpha=per_unit).to(torch.int32).clamp_(0, len(centres) - 1).flatten()
+        place = u.flatten() - centres.index_select(0, cells)  # without rounding
+        value = coefficients[-1].index_select(0, cells)
         for row in reversed(coefficients[:-1]):
-            value = torch.addcmul(row.index_select(0, cell), value, place)
-        return value
+            value = torch.addcmul(row.index_select(0, cells), value, place)
+        return value.view(u.shape)
 
 
 class Logistic(_Smooth):
@@ -268,7 +278,7 @@ def probing(numbers: Float[Tensor, " n"], like: Float[Tensor, "*axes width"]) ->
 
 def _widely(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
     """A function of a tensor, computed in float32 or better."""
-    return function(u.to(torch.promote_types(u.dtype, torch.float32))).to(u.dtype)
+    return elementwise(lambda part: function(full_precision(part)).to(u.dtype), u)
 
 
 @functools.cache

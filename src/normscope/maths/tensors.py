@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -67,6 +67,28 @@ def cached_rows(rows: Float[Tensor, "row *size"], width: int | None = None) -> S
     if rows.device.type != "cpu":
         return [rows]
     return rows.split(max(1, _ENTRIES_AT_ONCE // (math.prod(rows.shape[1:]) if width is None else width)))
+
+
+def elementwise(function: Callable[..., Tensor], *given: Float[Tensor, "*size"]) -> Float[Tensor, "*size"]:
+    """A function that is applied element by element, to pieces that stay in a CPU's cache.
+
+    Args:
+        given: Tensors of one shape.
+    """
+    shape = given[0].shape
+    if len(shape) < 2:
+        return function(*given)
+    rows = [each.flatten(0, -2) for each in given]
+    pieces = zip(*map(cached_rows, rows), strict=True)
+    first = function(*next(pieces))
+    if len(first) == len(rows[0]):
+        return first.view(shape)
+    made = first.new_empty(rows[0].shape)
+    into = iter(cached_rows(made))
+    next(into).copy_(first)
+    for to, parts in zip(into, pieces, strict=True):
+        to.copy_(function(*parts))
+    return made.view(shape)
 
 
 def lanes(device: torch.device) -> int:
