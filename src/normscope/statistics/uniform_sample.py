@@ -11,7 +11,9 @@ from torch import Tensor
 from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
 
 # Draws come in pieces of fixed size, so the first n never depend on how many follow.
-_PIECE = 64
+_PIECE = 16
+_SPARE = 4
+"""Positions that are drawn in place of equal ones."""
 
 
 class UniformSample(Accumulator):
@@ -136,11 +138,8 @@ class UniformSample(Accumulator):
                 break
         which, priorities = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
         order = which.argsort(kind="stable")
-        counts = np.bincount(which, minlength=len(rows))
-        places = [
-            _places(place_keys[each : each + 1], int(rows[each]), int(counts[each])) for each in counts.nonzero()[0]
-        ]
-        return which[order], priorities[order], np.concatenate([np.zeros(0, dtype=np.int64), *places])
+        places = _places(place_keys, rows, np.bincount(which, minlength=len(rows)))
+        return which[order], priorities[order], places
 
 
 def _key(*numbers: int) -> int:
@@ -159,12 +158,33 @@ def _uniform(keys: UInt64[np.ndarray, "*#row"], number: Int[np.ndarray, "*#row"]
     return ((state ^ (state >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
 
 
-def _places(key: UInt64[np.ndarray, "1"], population: int, count: int) -> Int[np.ndarray, " row"]:
-    """The first numbers below `population` that differ, in a stream; the first n never depend on `count`."""
-    drawn = count + _PIECE
-    while True:
-        places = (_uniform(key, np.arange(drawn)) * population).astype(np.int64)
-        _, first = np.unique(places, return_index=True)
-        if len(first) >= count:
-            return places[np.sort(first)[:count]]
-        drawn *= 2
+def _places(
+    keys: UInt64[np.ndarray, " population"],
+    rows: Int[np.ndarray, " population"],
+    counts: Int[np.ndarray, " population"],
+) -> Int[np.ndarray, " row"]:
+    """For each population in turn, the first numbers below its number of rows that differ, in its stream.
+
+    The first n of a population depend neither on how many are asked for nor on the other populations.
+    """
+    asked = counts.nonzero()[0]
+    found = [np.zeros((0, 2), dtype=np.int64)]
+    spare = _SPARE
+    while len(asked):
+        drawn = counts[asked] + spare
+        which, starts = np.repeat(asked, drawn), drawn.cumsum() - drawn
+        number = np.arange(len(which)) - np.repeat(starts, drawn)
+        places = (_uniform(keys[which], number) * rows[which]).astype(np.int64)
+        # In the order of the stream, those that no earlier one of their population equals.
+        order = np.lexsort([places, which])
+        again = np.append(False, (np.diff(places[order]) == 0) & (np.diff(which[order]) == 0))
+        first = np.ones(len(which), dtype=bool)
+        first[order[again]] = False
+        rank = first.cumsum()
+        rank -= np.repeat(rank[starts] - 1, drawn)
+        missing = np.add.reduceat(first, starts, dtype=np.int64) < counts[asked]
+        keep = first & (rank <= counts[which]) & ~np.repeat(missing, drawn)
+        found.append(np.stack([which[keep], places[keep]], axis=1))
+        asked, spare = asked[missing], 2 * spare
+    every = np.concatenate(found)
+    return every[every[:, 0].argsort(kind="stable"), 1]
