@@ -387,6 +387,21 @@ def _last_weights(folder: Path) -> Work:
     return _each("attention weights", weights)
 
 
+def _traced(folder: Path) -> Work:
+    import torch
+    from nnsight import NNsight, save
+
+    model, tokenizer = _causal(folder)
+    traced = NNsight(model)
+
+    def weights(prompt: str) -> Any:
+        with torch.inference_mode(), traced.trace(**tokenizer(prompt, return_tensors="pt")):
+            rows = save([layer.attn.output[1][0, :, -1] for layer in traced.transformer.h])
+        return torch.stack(rows).flatten()
+
+    return _each("attention weights", weights)
+
+
 def _decomposed_last(folder: Path) -> Work:
     import normscope
 
@@ -454,6 +469,7 @@ TASKS = {
         (
             Tool("transformers, output_attentions", _last_weights),
             Tool("inseq, attention", _inseq("attention")),
+            Tool("nnsight, trace", _traced),
             Tool(f"{OURS}, decompose", _decomposed_last),
         ),
     ),
