@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import normscope
+from normscope.reporting.viewing import draw_again
 from normscope.rounding import number
 from tests.end_to_end.browser import needs_browser, opened
 from tests.end_to_end.shell import run_here
@@ -57,6 +58,9 @@ def test_a_folder_of_passages(capsys, monkeypatch, tmp_path, folder, passages):
     ways = np.array(shown["flow"][1])
     np.testing.assert_allclose(ways[0, :2], shown["parts"][1], rtol=1e-4, atol=1e-5)
     assert normscope.page(read).count('id="sources-data"') == 1
+    again = draw_again(tmp_path / "out")
+    assert 'id="sources-data"' in again.read_text()
+    assert (again.parent / "figures" / "parts.png").exists()
 
 
 def test_bad_input(capsys, monkeypatch, tmp_path, folder, saved_model, passages):

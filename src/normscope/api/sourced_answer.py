@@ -252,8 +252,10 @@ def _notes(of: SourcedAnswer) -> Iterator[str]:
                 "answer add. Check that the answer should follow it."
             )
     constants = number(float(of.of_kind("constants").sum()), signed=True)
+    both = "the difference between the untouched model's log-probabilities of both answers"
+    whole = both if of.against else "the untouched model's log-probability"
     yield (
-        f"All parts add up to the untouched model's log-probability, {number(float(of.log_probability.sum()))} nats. Among the "
+        f"All parts add up to {whole}, {number(float(of.log_probability.sum()))} nats. Among the "
         f"constants ({constants}) are biases, minus the entropy of the predictions, and {of.first}."
     )
     if of.not_removed:

@@ -194,8 +194,8 @@ def _completed(folder: Path) -> Result:
 
 
 def _look(result: Result) -> Appearance:
-    """The appearance of figures that the run's config asks for."""
-    options = FigureOptions(**result.config["figures"])
+    """The appearance of figures that the config asks for, if it is that of a run."""
+    options = FigureOptions(**result.config.get("figures", {}))
     check_options(options, "figures.")
     return appearance(options)
 

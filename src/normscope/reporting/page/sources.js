@@ -17,7 +17,7 @@ class SourcesView {
     const order = make("select", { name: "order", onchange: () => { this.byPart = order.value === "part"; this.draw(); } },
       new Option("largest part first", "part"), new Option("as in the prompt", "prompt"));
     root.replaceChildren(this.warnings, make("h3", {}, "Answer"), this.answer,
-      make("div", { className: "controls" }, make("label", { className: "field" }, make("span", {}, "order"), order), make("button", { type: "button", onclick: () => this.save() }, "Save as CSV")), this.list, this.others, this.flow);
+      make("div", { className: "source-order" }, make("label", {}, "order", order), make("button", { type: "button", onclick: () => this.save() }, "Save as CSV")), this.list, this.others, this.flow);
     onColourScheme(() => this.data && this.draw());
     addEventListener("hashchange", () => this.data && this.fromAddress());
   }
