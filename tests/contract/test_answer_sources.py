@@ -186,8 +186,8 @@ def test_an_answer_is_compared_with_the_models_own(model):
         said.append(int(logits_of(model, ids)[-1].argmax()))
         ids.append(said[-1])
     same = normscope.sources(model, PROMPT, PASSAGES, answer=ANSWER, against=said, check="none")
-    assert "difference between the untouched model's log-probabilities of both answers" in found.notes[0]
-    assert "log-probabilities of both" not in str(
+    assert "difference between the untouched model's log-probabilities of the two answers" in found.notes[0]
+    assert "log-probabilities of the two" not in str(
         normscope.sources(model, PROMPT, PASSAGES, answer=ANSWER, check="none")
     )
     pd.testing.assert_frame_equal(found.table, same.table)

@@ -103,7 +103,7 @@ def sources(
             otherwise the paragraphs of a text if there are three or more, else its sentences, or the words of a single one.
         answer: A text, including any leading space, or token ids; by default, the model's own answer.
         against: Another answer, whose log-probability is subtracted: parts then say why this answer and not that one. Or
-            `runner-up`: the answer that begins with the most likely other token; or `generated`: the model's own.
+            `runner-up`, the answer that begins with the most likely other token; or `generated`, the model's own.
         check: Which passages are removed: `top`, the three that add most and as many others at random (of texts of more than
             4,096 tokens: two); `all`; or `none`.
         sentences: Maximum number of parts of the answer that are told apart, each by one backward pass; neighbouring sentences
@@ -186,7 +186,7 @@ def sources_with_progress(model: LoadedModel, prompt: object, asked: SourcesCall
 
 
 def _other(model: LoadedModel, prompt: Batch, answer: Sequence[int], asked: SourcesCall) -> Answer:
-    """What an answer is compared with."""
+    """The answer that the first one is compared with."""
     if asked.against == GENERATED:
         return Answer(None, asked.tokens)
     return Answer(runner_up(model, prompt, answer) if asked.against == RUNNER_UP else asked.against)

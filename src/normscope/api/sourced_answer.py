@@ -252,7 +252,7 @@ def _notes(of: SourcedAnswer) -> Iterator[str]:
                 "answer add. Check that the answer should follow it."
             )
     constants = number(float(of.of_kind("constants").sum()), signed=True)
-    both = "the difference between the untouched model's log-probabilities of both answers"
+    both = "the difference between the untouched model's log-probabilities of the two answers"
     whole = both if of.against else "the untouched model's log-probability"
     yield (
         f"All parts add up to {whole}, {number(float(of.log_probability.sum()))} nats. Among the "

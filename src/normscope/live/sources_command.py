@@ -37,7 +37,7 @@ def show_sources(options: RunOptions, prompt: str | None, asked: Mapping[str, st
         given = read_sources(Path(wanted), _whole("row", asked.get("row", "1")))
     if "row" in asked and given.question is None:
         raise InputError(
-            f"row={asked['row'][:40]}: expected sources=FILE.jsonl, whose rows are questions; leave out row"
+            f"row={asked['row'][:40]}: expected sources=FILE.jsonl, whose rows are questions; otherwise, leave out row"
         )
     if prompt is None and given.question is None:
         raise InputError("explain: expected a prompt, or sources=FILE.jsonl with questions and documents")
@@ -76,7 +76,7 @@ def show_sources(options: RunOptions, prompt: str | None, asked: Mapping[str, st
 
 
 def _text(key: str, typed: str) -> str:
-    """A text, or that of a file after @."""
+    """The text as typed, or that of the file named after @."""
     said = text_in(Path(typed[1:]), f"{key}={typed[1:]}") if typed.startswith("@") else typed
     if not said.strip():
         raise InputError(f"{key}: expected a text, got an empty one")
