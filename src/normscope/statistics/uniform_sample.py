@@ -12,7 +12,7 @@ from normscope.statistics.accumulator import Accumulator, EmptyAccumulatorError
 
 # Draws come in pieces of fixed size, so the first n never depend on how many follow.
 _PIECE = 16
-_SPARE = 4
+_SPARE = 4  # pragma: no mutate
 """Positions that are drawn in place of equal ones."""
 
 
