@@ -168,9 +168,7 @@ def sources_with_progress(model: LoadedModel, prompt: object, asked: SourcesCall
     if asked.against is not None:
         answers.append(with_answer(model, prompt, batch, _other(model, batch, answers[0][1], asked), Level.token))
         if answers[0][1] == answers[1][1]:
-            raise InputError(
-                f"against: expected another answer, got the answer itself, {model.tokenizer.decode(answers[0][1])!r:.80}"
-            )
+            raise InputError(f"against: expected another answer, got the answer itself, {asked.against!r:.80}")
     sides = [_side(model, *each, most, progress) for each in answers]
     sourced = _sourced(model, found, sides, asked, progress)
     about = described(

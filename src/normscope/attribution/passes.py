@@ -398,7 +398,8 @@ def _require_one_entry(model: nn.Module, inputs: Mapping[str, object]) -> None:
     Raises:
         InputError: If something of an image enters later layers (DeepStack), which would be counted among biases.
     """
-    if getattr(model, "reads_later", False) and not inputs.keys() <= {"input_ids", "attention_mask", "logits_to_keep"}:
+    read = {name for name, value in inputs.items() if isinstance(value, Tensor)}
+    if getattr(model, "reads_later", False) and not read <= {"input_ids", "attention_mask"}:
         raise InputError(
             f"{_name(model)} cannot be attributed on texts with images: it adds something of the image to the vectors between "
             "layers as well; its attention blocks can still be measured"

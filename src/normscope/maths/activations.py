@@ -51,9 +51,7 @@ class Activation(abc.ABC):
         at_zero = self.slope(u.new_zeros(()))
 
         def divided(v: Tensor, u: Tensor) -> Tensor:
-            if (
-                u.numel() and not host_waits(u.device) and u.abs().amin() > 0
-            ):  # looking is quick, unless the host has to wait
+            if _at_hand(u) and u.abs().amin() > 0:
                 return v / u
             return torch.where(u == 0, at_zero, v / u)
 
@@ -76,8 +74,7 @@ class _Smooth(Activation):
         return u * self._slope(u)
 
     def _path_slope(self, u: Tensor) -> Tensor:
-        # Looking is quick, unless the host has to wait for what it sees.
-        if u.numel() and not host_waits(u.device) and u.abs().amax() <= _REACH:
+        if _at_hand(u) and u.abs().amax() <= _REACH:
             return self._tabulated(u)
         # Beyond the table, ∫₀ᵘ t s(t) dt = u² K(u) grows as that of the asymptote does: as u²/2, or not at all.
         limit = (u > 0).to(u.dtype) / 2
@@ -274,6 +271,11 @@ def probing(numbers: Float[Tensor, " n"], like: Float[Tensor, "*axes width"]) ->
     rows = -(-len(numbers) // width)
     repeated = numbers.to(like).repeat(-(-rows * width // len(numbers)))[: rows * width]
     return repeated.view(*(1,) * (like.ndim - 2), rows, width)
+
+
+def _at_hand(u: Tensor) -> bool:
+    """Whether there are numbers that the host can look at without waiting for a device."""
+    return u.numel() > 0 and not host_waits(u.device)
 
 
 def _widely(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ def open_model(options: ModelOptions) -> "OpenedModel":
         vars(config).pop("quantization_config", None)  # random weights are not quantised
     for each in (config, text):
         check_not_quantised(each)
-        each.use_cache = False  # a cache would keep the keys of every layer, and nothing is generated
+        each.use_cache = False  # a cache would keep the keys of every layer; what generates asks for one
         each.return_dict = True  # outputs are read by name
         each._attn_implementation = None  # ours runs, so what the model was trained with need not be installed
         each.chunk_size_feed_forward = 0  # chunks give the same numbers, but only for lengths that they divide
